@@ -1,0 +1,1 @@
+"""The stages of the algorithm, in the order of the paper."""
