@@ -21,11 +21,10 @@ size of one sample. The derivative of ``phi_i W_i`` in the direction ``dTheta_i`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.utils import gen_batches
-
 from ._memory import samples_per_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -96,7 +95,7 @@ class TokenRows:
         self.tokens = np.ascontiguousarray(tokens, dtype=dtype)
         self.n_samples, self.n_tokens, self.n_features = self.tokens.shape
         # OpenBLAS multiplies small matrices fastest when neither is transposed.
-        self._keys = np.ascontiguousarray(self.tokens.transpose(0, 2, 1))
+        self.keys = np.ascontiguousarray(self.tokens.transpose(0, 2, 1))
         queries = self.tokens[:, :1] if readout == "first" else self.tokens
         self.n_queries = queries.shape[1]
         if affine:
@@ -115,7 +114,7 @@ class TokenRows:
         projected = (self.queries @ attention).reshape(
             self.n_samples, self.n_queries * n_heads, self.n_features
         )
-        return softmax_inplace(projected @ self._keys)
+        return softmax_inplace(projected @ self.keys)
 
     def pooled(self, patterns: Array) -> Array:
         """Return ``[phi_1, ..., phi_m]``, one row an equation, weighted: ``(n_rows, m * d)``."""
@@ -153,7 +152,7 @@ class TokenRows:
         """Return ``dp`` for a change of the stacked attention, in the shape of `patterns`."""
         change = (self.queries @ direction).reshape(
             self.n_samples, -1, self.n_features
-        ) @ self._keys
+        ) @ self.keys
         change -= np.einsum("nab,nab->na", patterns, change)[..., None]
         change *= patterns
         return change
@@ -182,10 +181,10 @@ class TokenRows:
         return self.queries.T @ gathered
 
 
-def token_chunks(
-    tokens: Array, *, n_heads: int, n_outputs: int, n_copies: int = 3
-) -> Any:
+def token_chunks(tokens: Array, *, n_heads: int, n_outputs: int, n_copies: int = 3) -> Iterator[slice]:
     """Yield slices of samples whose forward pass stays inside scikit-learn's working memory."""
     n_samples, n_tokens, n_features = tokens.shape
     per_token = n_heads * (2 * n_features + n_copies * n_tokens) + n_copies * (n_features + n_outputs)
-    return gen_batches(n_samples, samples_per_chunk(8 * n_tokens * per_token, n_samples))
+    size = samples_per_chunk(8 * n_tokens * per_token, n_samples)
+    for start in range(0, n_samples, size):
+        yield slice(start, min(start + size, n_samples))

@@ -1,0 +1,331 @@
+"""Levenberg-Marquardt on the attention matrices, the projections eliminated exactly.
+
+For fixed attention the model is linear, ``Y ~ D W`` with the design ``D = [phi_1, ..., phi_m]``
+(and a column of ones for the intercept), so ``W`` is a least-squares solution and only the
+attention remains: variable projection (Golub and Pereyra 1973) with Kaufman's Jacobian
+``J v = -(I - D D^+) (dD[v] W)``. A step solves ``(J^T J + damping) v = -J^T r`` by conjugate
+gradients, preconditioned with the Kronecker product ``mean(q q^T) (x) mean(C C^T)``, where
+``C`` stacks the ``C_i = Cov_{p_i}(x) W_i``: the exact expectation of ``J^T J`` when queries and
+patterns are independent.
+
+All problems here are small and many: the caller limits BLAS to one thread (two spinning
+thread pools, numpy's and scipy's, make the same fit an order of magnitude slower).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
+
+from ._forward import Array, TokenRows
+
+_STEP_REJECTIONS = 8
+_DAMPING_FLOOR = 1e-14
+_BLOCK_OVERSAMPLING = 16
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Projections for given attention: the linear half of the problem."""
+
+    projection: Array
+    """``(m * d, d_out)``."""
+    intercept: Array
+    """``(d_out,)``, zeros if none is fitted."""
+    residual: Array
+    """``(n_rows, d_out)``, weighted."""
+    loss: float
+    """``|residual|^2`` plus the ridge term."""
+    design: Array
+    factor: Array
+
+    def orthonormal(self) -> Array:
+        """Return a basis ``Z`` with ``I - Z Z^T`` the projector that removes the design."""
+        return solve_triangular(self.factor, self.design.T, lower=True, check_finite=False).T
+
+
+def regress(
+    pooled: Array, labels: Array, *, row_scale: Array | None, fit_intercept: bool, ridge: float
+) -> Regression:
+    """Solve for the projections by normal equations with one step of iterative refinement."""
+    n_columns = pooled.shape[1]
+    design = pooled
+    if fit_intercept:
+        ones = np.ones(len(pooled)) if row_scale is None else row_scale
+        design = np.concatenate([pooled, ones[:, None]], axis=1)
+    gram = design.T @ design
+    diagonal = np.einsum("ii->i", gram)
+    diagonal[:n_columns] += ridge
+    right = design.T @ labels
+    # The floor only makes the factorisation exist where heads coincide; refinement and the
+    # residual, computed from the labels themselves, do not feel it elsewhere.
+    floor = 1e-14 * float(diagonal.max(initial=1e-300))
+    while True:
+        try:
+            diagonal += floor
+            factor = cholesky(gram, lower=True, check_finite=False)
+            break
+        except LinAlgError:
+            floor *= 100.0
+    solution = cho_solve((factor, True), right, check_finite=False)
+    defect = design.T @ (labels - design @ solution)
+    defect[:n_columns] -= ridge * solution[:n_columns]
+    solution += cho_solve((factor, True), defect, check_finite=False)
+    residual = labels - design @ solution
+    projection = solution[:n_columns]
+    return Regression(
+        projection=projection,
+        intercept=solution[-1] if fit_intercept else np.zeros(labels.shape[1]),
+        residual=residual,
+        loss=float(np.vdot(residual, residual) + ridge * np.vdot(projection, projection)),
+        design=design,
+        factor=factor,
+    )
+
+
+@dataclass
+class Problem:
+    """One nonlinear least-squares problem: rows, labels, penalties.
+
+    ``|Y - F(attention)|^2 + ridge |W|^2 + attention_ridge |attention|^2``, with `labels` already
+    multiplied by the root weights of `rows`.
+    """
+
+    rows: TokenRows
+    labels: Array
+    fit_intercept: bool = False
+    ridge: float = 0.0
+    attention_ridge: float = 0.0
+    label_power: float = field(init=False)
+    query_moment: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        centred = self.labels
+        if self.fit_intercept and len(centred):
+            scale = self.rows.row_scale
+            ones = np.ones(len(centred)) if scale is None else scale
+            mean = ones @ centred / max(float(ones @ ones), 1e-300)
+            centred = centred - ones[:, None] * mean
+        self.label_power = max(float(np.vdot(centred, centred)), 1e-300)
+        queries = self.rows.queries
+        moment = queries.T @ queries / max(len(queries), 1)
+        floor = 1e-8 * max(float(np.trace(moment)), 1e-300) / len(moment)
+        self.query_moment = moment + floor * np.eye(len(moment))
+
+    def evaluate(self, attention: Array) -> State:
+        """Return everything known at one attention, the projections included."""
+        patterns = self.rows.patterns(attention)
+        regression = regress(
+            self.rows.pooled(patterns),
+            self.labels,
+            row_scale=self.rows.row_scale,
+            fit_intercept=self.fit_intercept,
+            ridge=self.ridge,
+        )
+        penalty = self.attention_ridge * float(np.vdot(attention, attention))
+        return State(attention, patterns, regression, (regression.loss + penalty) / self.label_power)
+
+
+@dataclass(frozen=True)
+class State:
+    """The solver's position."""
+
+    attention: Array
+    patterns: Array
+    regression: Regression
+    error: float
+    """Loss relative to the centred label power; without penalties the relative squared residual."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where Levenberg-Marquardt ended and why."""
+
+    attention: Array
+    projection: Array
+    intercept: Array
+    error: float
+    """Relative squared residual (plus penalties) on the rows solved."""
+    parameter_error: float
+    """Estimate of the relative distance to the limit, from the last steps' contraction."""
+    converged: bool
+    """Whether `parameter_error` fell under the tolerance."""
+    n_steps: int
+    n_products: int
+    """Number of derivative-product pairs."""
+    message: str
+
+
+class _Linearisation:
+    """The normal equations of one step: products, gradient and preconditioner."""
+
+    def __init__(self, problem: Problem, state: State) -> None:
+        self.problem, self.state = problem, state
+        regression = state.regression
+        self.values = problem.rows.values(regression.projection)
+        self.basis = regression.orthonormal()
+        self.gradient = problem.rows.backward_product(regression.residual, state.patterns, self.values)
+        if problem.attention_ridge:
+            self.gradient -= problem.attention_ridge * state.attention
+        self.block = self._head_block()
+        self.scale = max(float(np.trace(self.block)) / len(self.block), 1e-300)
+
+    def _head_block(self) -> Array:
+        """``sum over rows of C C^T``, every sample seen through as many outputs as are needed.
+
+        All samples, because under hard attention a few soft rows carry almost everything;
+        not all outputs, because the sum only has to be well conditioned.
+        """
+        rows, values = self.problem.rows, self.values
+        n_outputs = values.shape[2]
+        size = len(self.state.regression.projection)
+        n_seen = min(n_outputs, int(np.ceil(_BLOCK_OVERSAMPLING * size / len(rows.queries))))
+        if n_seen < n_outputs:
+            first = n_seen * np.arange(rows.n_samples)[:, None, None]
+            seen = (first + np.arange(n_seen)) % n_outputs
+            values = np.take_along_axis(values, seen, axis=2) * np.sqrt(n_outputs / n_seen)
+        values = values.reshape(rows.n_samples, -1, rows.n_tokens, n_seen)
+        patterns = self.state.patterns.reshape(rows.n_samples, rows.n_queries, -1, rows.n_tokens)
+        patterns = patterns.transpose(0, 2, 1, 3)
+        spread = values[:, :, None] - (patterns @ values)[:, :, :, None]
+        spread *= patterns[..., None]
+        # C: (n, heads, queries, d, outputs) -> (heads * d, everything else)
+        stacked = (rows.keys[:, None, None] @ spread).transpose(1, 3, 0, 2, 4).reshape(size, -1)
+        # Averaging adds a sample's rows before squaring; their cross terms cancel on average
+        # and the queries' own share is what remains.
+        return stacked @ stacked.T
+
+    def product(self, direction: Array) -> Array:
+        rows = self.problem.rows
+        change = rows.forward_product(direction, self.state.patterns, self.values)
+        change -= self.basis @ (self.basis.T @ change)
+        return rows.backward_product(change, self.state.patterns, self.values)
+
+    def step(self, damping: float, *, forcing: float, max_products: int) -> tuple[Array, float, int]:
+        """Solve for a step; return it, the predicted decrease of the loss and the products spent."""
+        shift = damping * self.scale + self.problem.attention_ridge
+        block = self.block + max(shift, 1e-10 * self.scale) * np.eye(len(self.block))
+        left = np.linalg.inv(self.problem.query_moment)
+        right = np.linalg.inv(block)
+        step = np.zeros_like(self.gradient)
+        residual = self.gradient.copy()
+        search = preconditioned = left @ residual @ right
+        power = first = float(np.vdot(residual, preconditioned))
+        n_products = 0
+        while power > forcing**2 * first and n_products < max_products:
+            image = self.product(search) + shift * search
+            curvature = float(np.vdot(search, image))
+            n_products += 1
+            if not curvature > 0.0:
+                break
+            length = power / curvature
+            step += length * search
+            residual -= length * image
+            preconditioned = left @ residual @ right
+            previous, power = power, float(np.vdot(residual, preconditioned))
+            search = preconditioned + (power / previous) * search
+        return step, float(np.vdot(step, self.gradient)), n_products
+
+
+def steps(
+    problem: Problem,
+    attention: Array,
+    *,
+    damping: float = 1e-2,
+    max_products: int = 100,
+) -> Iterator[tuple[State, float, int]]:
+    """Yield ``(state, estimated parameter error, products so far)`` after every accepted step.
+
+    The sequence ends where no step lowers the loss any more.
+    """
+    state = problem.evaluate(attention)
+    previous_length = np.inf
+    n_products = 0
+    while True:
+        linear = _Linearisation(problem, state)
+        # As exact as the residual is small: the steps then still converge superlinearly.
+        forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), 1e-8))
+        for _ in range(_STEP_REJECTIONS):
+            step, decrease, spent = linear.step(damping, forcing=forcing, max_products=max_products)
+            n_products += spent
+            trial = problem.evaluate(state.attention + step)
+            if trial.error < state.error or decrease < 1e-15 * state.error * problem.label_power:
+                break
+            damping *= 4.0
+        else:
+            return
+        length = float(np.linalg.norm(step) / max(float(np.linalg.norm(trial.attention)), 1e-300))
+        contraction = min(1.0, max(length / previous_length, forcing))
+        previous_length = length
+        stalled = not trial.error < state.error
+        if not stalled:
+            state = trial
+        damping = max(damping / 8.0, _DAMPING_FLOOR)
+        yield state, length * contraction, n_products
+        if stalled:
+            return
+
+
+def solve(
+    problem: Problem,
+    attention: Array,
+    *,
+    tol: float = 1e-10,
+    max_iter: int = 100,
+    max_products: int = 100,
+    patience: int = 2,
+    give_up_above: float = 0.0,
+) -> Solution:
+    """Run Levenberg-Marquardt from one start.
+
+    Parameters
+    ----------
+    attention : ndarray of shape (q, m * d)
+        Stacked start.
+    tol : float
+        Stop when the estimated relative parameter error falls under it.
+    max_iter : int
+        Largest number of accepted steps.
+    max_products : int
+        Largest number of conjugate-gradient iterations a step.
+    patience : int
+        With `give_up_above`: over how many steps the error's fall is judged.
+    give_up_above : float
+        Abandon the start when the error is above this and falls by less than 4 % a step.
+
+    Returns
+    -------
+    Solution
+    """
+    state = problem.evaluate(attention)
+    parameter_error, n_steps, n_products = np.inf, 0, 0
+    history = [state.error]
+    message = "no step lowers the loss"
+    converged = False
+    for state, parameter_error, n_products in steps(problem, attention, max_products=max_products):
+        n_steps += 1
+        history.append(state.error)
+        if parameter_error <= tol:
+            converged, message = True, "the steps have become smaller than the tolerance"
+            break
+        if n_steps >= max_iter:
+            message = f"stopped after max_iter={max_iter} steps"
+            break
+        if state.error > give_up_above > 0.0 and len(history) > patience:
+            if state.error > 0.96**patience * history[-1 - patience]:
+                message = "abandoned: the residual has stopped falling far from zero"
+                break
+    return Solution(
+        attention=state.attention,
+        projection=state.regression.projection,
+        intercept=state.regression.intercept,
+        error=state.error,
+        parameter_error=parameter_error,
+        converged=converged,
+        n_steps=n_steps,
+        n_products=n_products,
+        message=message,
+    )
