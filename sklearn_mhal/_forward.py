@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
+
 from ._memory import samples_per_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -120,9 +120,10 @@ class AttentionLayer:
 
     def _check_tokens(self, X: Any) -> Array:
         X = np.asarray(X)
-        if X.ndim != 3 or X.shape[2] != self.n_features:
+        if X.ndim != 3 or X.shape[2] != self.n_features or X.shape[1] == 0:
             raise ValueError(
-                f"X must have shape (n_samples, n_tokens, {self.n_features}), got {X.shape}."
+                f"X must have shape (n_samples, n_tokens, {self.n_features}) and at least one token, "
+                f"got {X.shape}."
             )
         if X.dtype.kind not in "biuf":
             raise ValueError(f"X must be numeric, got dtype {X.dtype}.")
@@ -188,8 +189,15 @@ class AttentionLayer:
         -------
         ndarray of shape (n_samples, n_tokens, n_outputs)
             ``d/dt F_{layer + t direction}(X)`` at ``t = 0``.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit together.
         """
         X = self._check_tokens(X)
+        if direction.projection.shape != self.projection.shape:
+            raise ValueError(f"direction must have the shape of {self!r}, got {direction!r}.")
         stacked, change = self._stacked(affine=True), direction._stacked(affine=True)
         weights = self.projection.reshape(-1, self.n_outputs)
         weights_change = direction.projection.reshape(-1, self.n_outputs)
