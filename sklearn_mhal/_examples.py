@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ._forward import Array, Readout, TokenRows, stack_attention, unstack_attention
+from ._forward import Array, Readout, TokenRows
 from ._memory import samples_per_chunk
 from ._solver import Problem
-from .layer import AttentionLayer
+from ._units import Units
 
 # Below this departure from zero mean and unit covariance tokens are left as they are: the
 # solver's preconditioner absorbs it, and parameters keep the user's units.
@@ -46,16 +46,16 @@ class Examples:
     labels: Array
     """(n, r, d_out) with r = k for ``readout="tokens"``, else 1."""
     readout: Readout
-    fit_intercept: bool
     order: Array
     """Positions of the distinct samples, by lot."""
     weights: Array | None
     """Weights along `order`, mean 1; None if all are equal."""
-    shift: Array
-    whitener: Array | None
-    """``T`` of shape (d, d); None for the identity."""
-    label_shift: Array
-    label_scale: float
+    units: Units
+
+    @property
+    def fit_intercept(self) -> bool:
+        """Whether the map is affine: key biases and an intercept."""
+        return self.units.fit_intercept
 
     @property
     def n_samples(self) -> int:
@@ -116,19 +116,11 @@ class Examples:
 
     def white_tokens(self) -> Array:
         """Return the tokens in internal units, float64."""
-        tokens = self.tokens[self.order].astype(np.float64)
-        if self.whitener is None:
-            return tokens
-        tokens -= self.shift
-        return tokens @ self.whitener
+        return self.units.tokens_in(self.tokens[self.order])
 
     def white_labels(self) -> Array:
         """Return the labels in internal units, unweighted, shape (n, r, d_out)."""
-        labels = self.labels[self.order].astype(np.float64)
-        if self.fit_intercept:
-            labels -= self.label_shift
-        labels /= self.label_scale
-        return labels
+        return self.units.labels_in(self.labels[self.order])
 
     def problem(self, *, ridge: float = 0.0, attention_ridge: float = 0.0) -> Problem:
         """Return the least-squares problem of these samples, held in memory."""
@@ -159,33 +151,6 @@ class Examples:
         size = samples_per_chunk(per_sample, self.n_samples)
         for start in range(0, self.n_samples, size):
             yield self.pick(ranks[start : start + size])
-
-    def layer(self, attention: Array, projection: Array, intercept: Array) -> AttentionLayer:
-        """Carry parameters in internal units back to the units of the data.
-
-        With ``z = (x - mu) T`` the scores ``(z_a, 1)^T [Theta; u] z_b`` equal, up to terms the
-        softmax cancels, ``x_a^T (T Theta T^T) x_b + (T u - (T Theta T^T)^T mu)^T x_b``.
-        """
-        theta, bias = unstack_attention(attention, self.n_features)
-        heads = projection.reshape(len(theta), self.n_features, -1) * self.label_scale
-        offset = intercept * self.label_scale
-        if self.whitener is not None:
-            theta = self.whitener @ theta @ self.whitener.T
-            bias = bias @ self.whitener.T - np.einsum("mij,i->mj", theta, self.shift)
-            heads = self.whitener @ heads
-        if not self.fit_intercept:
-            return AttentionLayer(theta, heads)
-        offset = offset + self.label_shift - heads.sum(axis=0).T @ self.shift
-        return AttentionLayer(theta, heads, key_bias=bias, intercept=offset)
-
-    def stacked(self, layer: AttentionLayer) -> Array:
-        """Carry a layer's attention into internal units, stacked: the inverse of :meth:`layer`."""
-        theta, bias = layer.attention, layer.key_bias
-        if self.whitener is not None:
-            back = np.linalg.pinv(self.whitener)
-            bias = (bias + np.einsum("mij,i->mj", theta, self.shift)) @ back.T
-            theta = back @ theta @ back.T
-        return stack_attention(theta, bias if self.fit_intercept else None)
 
 
 def _lots(tokens: Array, labels: Array, seed: np.random.Generator) -> Array:
@@ -289,13 +254,15 @@ def make_examples(
         tokens=tokens,
         labels=labels,
         readout=readout,
-        fit_intercept=fit_intercept,
         order=order,
         weights=weights,
-        shift=np.zeros(n_features),
-        whitener=None,
-        label_shift=np.zeros(n_outputs),
-        label_scale=1.0,
+        units=Units(
+            fit_intercept=fit_intercept,
+            shift=np.zeros(n_features),
+            whitener=None,
+            label_shift=np.zeros(n_outputs),
+            label_scale=1.0,
+        ),
     )
     mean, moment = _token_moments(examples)
     if fit_intercept and np.abs(mean).max() <= _WHITE_ENOUGH * np.sqrt(max(moment.max(), 0.0)):
@@ -305,9 +272,14 @@ def make_examples(
     if whitener is None and np.any(shift):
         whitener = np.eye(n_features)
     label_shift, label_scale = _label_units(examples)
-    return replace(
-        examples, shift=shift, whitener=whitener, label_shift=label_shift, label_scale=label_scale
+    units = Units(
+        fit_intercept=fit_intercept,
+        shift=shift,
+        whitener=whitener,
+        label_shift=label_shift,
+        label_scale=label_scale,
     )
+    return replace(examples, units=units)
 
 
 def _label_units(examples: Examples) -> tuple[Array, float]:
