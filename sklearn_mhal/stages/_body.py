@@ -1,0 +1,103 @@
+"""The convex body around the attention matrices, as an object to ask.
+
+Vectors here are stacked attention matrices of one head, flattened: ``vec([Theta; u])`` of length
+``D = q d`` in internal units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._convex import minimum_norm_point
+from .._forward import Array
+from .._units import Units
+
+# Eigenvalues of the equality moments below this square, relative, are rounding.
+_NOT_HELD = 1e-7
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ConvexBody:
+    """An ellipsoid from certified interior rows, cut by half-spaces from certified vertex rows.
+
+    The ellipsoid ``{t : (t - centre)^T M (t - centre) <= slack^2}`` holds the matrices whose
+    log-odds agree with the certified patterns to `slack` in root mean square; its longest axes
+    span the hull. Every half-space is ``<normal, t> >= margin``.
+    """
+
+    units: Units
+    centre: Array
+    """(D,): least-squares solution of the equalities of minimum norm."""
+    eigenvalues: Array
+    """(D,): of ``M``, ascending; the first m - 1 are small."""
+    eigenvectors: Array
+    """(D, D): columns, in the order of the eigenvalues."""
+    slack: float
+    normals: Array
+    """(h, D)."""
+    margins: Array
+    """(h,)."""
+
+    def __repr__(self) -> str:
+        return f"ConvexBody(dimension={len(self.centre)}, n_half_spaces={len(self.margins)})"
+
+    def violation(self, vectors: Array) -> Array:
+        """Return how far internal vectors ``(..., D)`` are from inside.
+
+        The larger of the root mean square equality residual over `slack` and, for half-spaces,
+        one plus the missing share of the margin. Values up to 1 are inside.
+        """
+        offsets = (vectors - self.centre) @ self.eigenvectors
+        inside = np.sqrt(np.maximum(offsets**2 @ self.eigenvalues, 0.0)) / self.slack
+        if not len(self.margins):
+            return np.asarray(inside)
+        missing = (self.margins - vectors @ self.normals.T) / self.margins
+        return np.maximum(inside, 1.0 + missing.max(axis=-1))
+
+    def contains(self, attention: Array, key_bias: Array | None = None) -> bool:
+        """Return whether the body contains a matrix: the membership oracle.
+
+        Parameters
+        ----------
+        attention : array-like of shape (d, d)
+            In the units of the data.
+        key_bias : array-like of shape (d,), default=None
+
+        Returns
+        -------
+        bool
+        """
+        attention = np.asarray(attention, dtype=np.float64)
+        n_features = self.units.n_features
+        if attention.shape != (n_features, n_features):
+            raise ValueError(
+                f"attention must have shape {(n_features, n_features)}, got {attention.shape}."
+            )
+        bias = None if key_bias is None else np.asarray(key_bias, dtype=np.float64)[None]
+        vector = self.units.attention_in(attention[None], bias).ravel()
+        return bool(self.violation(vector) <= 1.0)
+
+    def minimum_norm_point(self) -> Array:
+        """Return the point of the body nearest to zero, shape (D,), by a convex program.
+
+        It stands in for the average attention matrix (section 4 of the paper).
+
+        Raises
+        ------
+        ConvexProgramError
+            If the body is empty or the solver's answer fails the check.
+        """
+        # The ellipsoid enters softly, as |residual|^2 / slack^2 against |t|^2 / |centre|^2: its long
+        # axes, which no row determines, then go to their smallest value.
+        roots = np.sqrt(np.maximum(self.eigenvalues, 0.0))
+        held = roots > _NOT_HELD * max(float(roots[-1]), 1e-300)
+        rows = roots[held, None] * self.eigenvectors[:, held].T
+        weight = max(float(self.centre @ self.centre), 1.0) / self.slack**2
+        return minimum_norm_point(
+            least_squares=(rows, rows @ self.centre, weight) if held.any() else None,
+            halfspaces=(self.normals, self.margins) if len(self.margins) else None,
+            anchor=np.zeros(len(self.centre)),
+            stage="sculpt",
+        ).point
