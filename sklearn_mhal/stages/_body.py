@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._convex import minimum_norm_point
+from .._convex import ConvexProgramError, minimum_norm_point
 from .._forward import Array
 from .._units import Units
+from ._result import logger
 
 # Eigenvalues of the equality moments below this square, relative, are rounding.
 _NOT_HELD = 1e-7
@@ -78,6 +79,20 @@ class ConvexBody:
         bias = None if key_bias is None else np.asarray(key_bias, dtype=np.float64)[None]
         vector = self.units.attention_in(attention[None], bias).ravel()
         return bool(self.violation(vector) <= 1.0)
+
+    def anchor(self) -> Array:
+        """Return a point of the hull: the minimum-norm point, or the centre where that adds nothing.
+
+        Interior rows alone have their minimum-norm least-squares point already; the convex
+        program is needed where half-spaces cut, and its failure leaves the centre.
+        """
+        if not len(self.margins) or self.violation(self.centre) <= 1.0:
+            return self.centre
+        try:
+            return self.minimum_norm_point()
+        except ConvexProgramError as error:
+            logger.warning("%s The centre of the ellipsoid is used instead.", error)
+            return self.centre
 
     def minimum_norm_point(self) -> Array:
         """Return the point of the body nearest to zero, shape (D,), by a convex program.

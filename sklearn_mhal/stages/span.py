@@ -1,0 +1,213 @@
+"""Stage 4: the span of the attention matrices, from three sources.
+
+``"sculpt"``: the longest axes of the convex body (stage 2), through its centre: the affine hull.
+``"oracle"``: the same by asking the body nothing but membership (section 5 of the paper).
+``"moments"``: the leading singular directions of the interaction moments: a linear span.
+
+Heads are then searched inside a *frame*, an origin and a few directions, never in all of
+R^(d x d). A source that has nothing certain to say yields no frame and says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from .._examples import Examples
+from .._forward import Array
+from ._body import ConvexBody
+from ._moments import moment_span
+from ._oracle import hit_and_run
+from ._result import StageResult, timed
+from .sculpt import Sculpture
+
+SpanSource = Literal["auto", "sculpt", "oracle", "moments"]
+
+# A drop between singular values below this is what noise makes of equal ones.
+_CLEAR_DROP = 1.35
+# One hit-and-run step costs one product with a D x D matrix a chain; beyond this many
+# coordinates the spectrum answers the same question thousands of times faster.
+_ORACLE_LIMIT = 150
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Where heads are searched: ``origin + coordinates @ directions``."""
+
+    source: str
+    origin: Array
+    """(D,), internal units."""
+    directions: Array
+    """(r, D), orthonormal, the most certain first."""
+    affine: bool
+    """Whether the frame is an affine hull (m heads need m - 1 directions) or a linear span (m)."""
+    n_heads: int | None
+    """The count that this source proposes; None if it sees no clear gap."""
+
+    def for_heads(self, n_heads: int) -> Frame | None:
+        """Return the frame that many heads need, None if this one is too small."""
+        needed = n_heads - 1 if self.affine else n_heads
+        if len(self.directions) < needed:
+            return None
+        return Frame(self.source, self.origin, self.directions[:needed], self.affine, self.n_heads)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Span(StageResult):
+    """The span and where it came from."""
+
+    source: str
+    """Which source `basis` is from; "none" if no source had anything to say."""
+    basis: Array
+    """(r, d, d): directions in the units of the data, orthonormal."""
+    origin: Array
+    """(d, d): a point of the hull; zeros for a linear span."""
+    singular_values: Array
+    """Of the interaction moments, descending; empty if they were not computed."""
+    n_heads: int | None
+    """The proposed number of heads; None if no source sees a clear gap."""
+    frames: tuple[Frame, ...] = field(repr=False)
+    """Every source's frame, for the search."""
+
+
+@timed
+def estimate_span(
+    examples: Examples,
+    sculpture: Sculpture | None,
+    *,
+    source: SpanSource = "auto",
+    n_heads: int | None = None,
+    max_heads: int = 8,
+    oracle_rounds: int = 6,
+    generator: np.random.Generator,
+) -> Span:
+    """Estimate the span from one source, or from the cheap ones ("auto": sculpt and moments).
+
+    Parameters
+    ----------
+    examples : Examples
+    sculpture : Sculpture or None
+        Stage 2's result.
+    source : {"auto", "sculpt", "oracle", "moments"}
+        "sculpt" and "oracle" need certified rows: ``d_out > k - 1`` and heads that agree on some
+        rows, in practice up to three or four heads. "moments" needs at least three tokens.
+    n_heads : int or None
+        How many directions `basis` shows; None: as many as proposed.
+    max_heads : int
+        Largest count proposed.
+    oracle_rounds : int
+        Rounds of hit-and-run; each doubles what the last one knew of the body's shape.
+    generator : numpy.random.Generator
+
+    Returns
+    -------
+    Span
+    """
+    frames: list[Frame] = []
+    notes: list[str] = []
+    values = np.empty(0)
+    body = None if sculpture is None else sculpture.body
+    if source in ("auto", "sculpt"):
+        _add(frames, notes, "sculpt", _sculpted_frame(body, sculpture, max_heads))
+    if source == "oracle":
+        found = _oracle_frame(body, max_heads, oracle_rounds, generator)
+        _add(frames, notes, "oracle", found)
+    if source in ("auto", "moments"):
+        frame, values = _moment_frame(examples, max_heads, generator)
+        _add(frames, notes, "moments", frame)
+    proposals = [frame for frame in frames if frame.n_heads is not None]
+    # The moments see every row and the spectrum only agreeing ones: where both count, the
+    # moments' count is the safer one.
+    chosen = proposals[-1] if proposals else frames[-1] if frames else None
+    count = chosen.n_heads if chosen is not None else None
+    if chosen is not None and count is not None:
+        notes.append(f"{chosen.source} proposes {count} head{'s' if count > 1 else ''}")
+    basis, origin = _shown(examples, chosen, n_heads or count or max_heads)
+    return Span(
+        source="none" if chosen is None else chosen.source,
+        basis=basis,
+        origin=origin,
+        singular_values=values,
+        n_heads=count,
+        frames=tuple(frames),
+        n_samples=examples.n_samples,
+        message="; ".join(notes) if notes else "no source has anything to say",
+    )
+
+
+def _add(frames: list[Frame], notes: list[str], name: str, found: Frame | str) -> None:
+    if isinstance(found, str):
+        notes.append(f"{name} has nothing to say: {found}")
+    else:
+        frames.append(found)
+
+
+def _sculpted_frame(
+    body: ConvexBody | None, sculpture: Sculpture | None, max_heads: int
+) -> Frame | str:
+    if body is None or sculpture is None:
+        return "no row was certified"
+    directions = body.eigenvectors[:, : max_heads - 1].T
+    return Frame("sculpt", body.anchor(), directions, True, sculpture.n_heads)
+
+
+def _oracle_frame(
+    body: ConvexBody | None, max_heads: int, n_rounds: int, generator: np.random.Generator
+) -> Frame | str:
+    if body is None:
+        return "no row was certified"
+    dimension = len(body.centre)
+    if dimension > _ORACLE_LIMIT:
+        return f"{dimension} coordinates are more than hit-and-run can walk ({_ORACLE_LIMIT})"
+    start = body.anchor()
+    if body.violation(start) > 1.0:
+        return f"no point inside the body was found (violation {float(body.violation(start)):.2g}, inside is 1)"
+    points = hit_and_run(
+        lambda candidates: body.violation(candidates) <= 1.0,
+        start,
+        n_chains=4 * dimension,
+        n_steps=2 * dimension,
+        n_rounds=n_rounds,
+        generator=generator,
+    )
+    centre = points.mean(axis=0)
+    _, spread, directions = np.linalg.svd(points - centre, full_matrices=False)
+    leading = spread[: max_heads + 1] ** 2
+    drops = leading[:-1] / np.maximum(leading[1:], 1e-300)
+    at = int(np.argmax(drops))
+    # A single head's body has no long axis at all.
+    count = at + 2 if drops[at] >= 2.0 else None
+    return Frame("oracle", centre, directions[: max_heads - 1], True, count)
+
+
+def _moment_frame(
+    examples: Examples, max_heads: int, generator: np.random.Generator
+) -> tuple[Frame | str, Array]:
+    if examples.n_tokens < 3:
+        return "two tokens give no pair besides the query's own", np.empty(0)
+    found = moment_span(examples, n_directions=max_heads, generator=generator)
+    directions = found.basis
+    if examples.fit_intercept:
+        directions = np.concatenate([directions, np.zeros((len(directions), 1, examples.n_features))], axis=1)
+    directions = directions.reshape(len(directions), -1)
+    values = found.singular_values
+    drops = values[:-1] / np.maximum(values[1:], 1e-12 * max(float(values[0]), 1e-300))
+    count = int(np.argmax(drops)) + 1 if len(drops) and drops.max() >= _CLEAR_DROP else None
+    return Frame("moments", np.zeros(directions.shape[1]), directions, False, count), values
+
+
+def _shown(examples: Examples, frame: Frame | None, n_heads: int) -> tuple[Array, Array]:
+    """Return the frame's directions and origin in the units of the data, directions orthonormal."""
+    d = examples.n_features
+    if frame is None:
+        return np.empty((0, d, d)), np.zeros((d, d))
+    needed = n_heads - 1 if frame.affine else n_heads
+    directions = frame.directions[:needed]
+    origin = examples.units.attention_out(frame.origin.reshape(-1, d))[0][0]
+    if not len(directions):
+        return np.empty((0, d, d)), origin
+    stacked = directions.reshape(len(directions), -1, d).transpose(1, 0, 2).reshape(-1, len(directions) * d)
+    flat = examples.units.attention_out(stacked)[0].reshape(len(directions), -1)
+    return np.linalg.qr(flat.T)[0].T.reshape(-1, d, d), origin
