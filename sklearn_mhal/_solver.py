@@ -242,7 +242,7 @@ def steps(
     The sequence ends where no step lowers the loss any more.
     """
     state = problem.evaluate(attention)
-    previous_length = np.inf
+    previous_length = 0.0
     n_products = 0
     while True:
         linear = _Linearisation(problem, state)
@@ -258,7 +258,9 @@ def steps(
         else:
             return
         length = float(np.linalg.norm(step) / max(float(np.linalg.norm(trial.attention)), 1e-300))
-        contraction = min(1.0, max(length / previous_length, forcing))
+        # The first step knows nothing of the contraction, so it counts in full.
+        contraction = max(length / previous_length, forcing) if previous_length else 1.0
+        contraction = min(1.0, contraction)
         previous_length = length
         stalled = not trial.error < state.error
         if not stalled:
@@ -278,6 +280,7 @@ def solve(
     max_products: int = 100,
     patience: int = 2,
     give_up_above: float = 0.0,
+    stop_below: float = 0.0,
 ) -> Solution:
     """Run Levenberg-Marquardt from one start.
 
@@ -295,6 +298,8 @@ def solve(
         With `give_up_above`: over how many steps the error's fall is judged.
     give_up_above : float
         Abandon the start when the error is above this and falls by less than 4 % a step.
+    stop_below : float
+        Stop when the error falls under it, well inside the basin of an exact solution.
 
     Returns
     -------
@@ -310,6 +315,9 @@ def solve(
         history.append(state.error)
         if parameter_error <= tol:
             converged, message = True, "the steps have become smaller than the tolerance"
+            break
+        if state.error < stop_below:
+            message = "inside the basin of an exact solution"
             break
         if n_steps >= max_iter:
             message = f"stopped after max_iter={max_iter} steps"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ._forward import Array, TokenRows, stack_attention, token_chunks, unstack_attention
+from ._forward import Array, Readout, TokenRows, stack_attention, token_chunks, unstack_attention
 
 
 def _as_parameter(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
@@ -313,3 +313,18 @@ class AttentionLayer:
             key_bias=scale * np.einsum("hsd,hs->hd", keys, bias_q.reshape(n_heads, head_size)),
             intercept=bias_o + output @ bias_v,
         )
+
+
+def predict_readout(layer: AttentionLayer, X: Array, readout: Readout) -> Array:
+    """Evaluate a layer and return only what a readout shows: ``(n, r, d_out)``."""
+    if readout == "tokens":
+        return layer.predict(X)
+    affine = layer._affine
+    stacked = layer._stacked(affine=affine)
+    weights = layer.projection.reshape(-1, layer.n_outputs)
+    outputs = np.empty((len(X), 1, layer.n_outputs))
+    for chunk in token_chunks(X, n_heads=layer.n_heads, n_outputs=layer.n_outputs):
+        rows = TokenRows(X[chunk], affine=affine, readout=readout)
+        outputs[chunk, 0] = rows.pooled(rows.patterns(stacked)) @ weights
+    outputs += layer.intercept
+    return outputs

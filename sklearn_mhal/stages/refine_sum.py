@@ -26,7 +26,8 @@ from ._result import StageResult, timed
 # A row whose best pattern leaves the simplex by more than this is not one pattern seen through
 # the sum, however small its residual.
 _OUTSIDE = 0.05
-_EXACT = 1e-26
+# Relative squared residual of rows that agree up to rounding.
+EXACT_AGREEMENT = 1e-26
 _MAX_PRODUCTS = 60
 
 
@@ -95,9 +96,9 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
             samples, chosen, worst = _best_rows(fit, n_kept)
             disagreement = worst
             total = total + _gauss_newton(rows.take(samples), _take(fit, samples), chosen, total)
-            if worst < _EXACT:
+            if worst < EXACT_AGREEMENT:
                 break
-        if disagreement < _EXACT or n_kept == least:
+        if disagreement < EXACT_AGREEMENT or n_kept == least:
             break
     return RefinedSum(
         total=examples.units.sum_out(total),

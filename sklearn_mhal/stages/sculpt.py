@@ -31,6 +31,8 @@ _SLACK_FLOOR = 1e-7
 # An eigenvalue ratio below this does not tell hull from rest (a trial saw 1.1 to 3.2 where the
 # count could not be read off, 1.9 to 19 where it could).
 _CLEAR_GAP = 2.0
+# Rows that a single pattern explains this well (relative squared residual) have a single head.
+_ONE_PATTERN = 1e-18
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,6 +125,8 @@ def sculpt(
         return Sculpture(message=message, **{**nothing, "n_rows": n_rows})
     body = _build_body(examples, rows, fit, inner, outer, margin=margin)
     n_heads, gap = _count(body.eigenvalues, max_heads) if inner.any() else (None, 1.0)
+    if fit.error[inner].max(initial=np.inf if not inner.any() else 0.0) < _ONE_PATTERN:
+        n_heads, gap = 1, np.inf
     average = body.centre
     counted = "" if n_heads is None else f"; the spectrum proposes {n_heads} heads (gap {gap:.1f})"
     return Sculpture(
@@ -226,7 +230,7 @@ def _count(eigenvalues: Array, max_heads: int) -> tuple[int | None, float]:
     leading = eigenvalues[: max_heads + 1]
     if len(leading) < 2:
         return None, 1.0
-    ratios = leading[1:] / np.maximum(leading[:-1], 1e-12 * leading[-1])
+    ratios = leading[1:] / np.maximum(leading[:-1], max(1e-12 * float(leading[-1]), 1e-300))
     at = int(np.argmax(ratios))
     gap = float(ratios[at])
     return (at + 2 if gap >= _CLEAR_GAP else None), gap

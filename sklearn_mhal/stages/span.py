@@ -70,6 +70,8 @@ class Span(StageResult):
     """The proposed number of heads; None if no source sees a clear gap."""
     frames: tuple[Frame, ...] = field(repr=False)
     """Every source's frame, for the search."""
+    exclusive: bool
+    """Whether the user named one source, so that no other may be used."""
 
 
 @timed
@@ -132,6 +134,7 @@ def estimate_span(
         singular_values=values,
         n_heads=count,
         frames=tuple(frames),
+        exclusive=source != "auto",
         n_samples=examples.n_samples,
         message="; ".join(notes) if notes else "no source has anything to say",
     )

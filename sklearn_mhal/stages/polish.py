@@ -1,0 +1,118 @@
+"""Stage 6, beyond the paper: all digits, by Levenberg-Marquardt on every parameter.
+
+A few samples first: eight times the information limit determines a noise-free layer to
+rounding, and one pass over all samples then confirms it. Where the pass finds noise, the solver
+finishes on all samples: the least-squares estimate, which meets the Cramer-Rao bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._examples import Examples
+from .._forward import Array
+from .._solver import Solution, solve
+from ..layer import AttentionLayer
+from ._result import StageResult, timed
+
+_FEW = 8
+_LEAST_SAMPLES = 64
+# Relative squared residual under which rounding is all that is left on samples not solved.
+_ROUNDING = 1e-17
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Polish(StageResult):
+    """The polished layer."""
+
+    layer: AttentionLayer
+    """In the units of the data."""
+    attention: Array
+    """Stacked, internal units."""
+    error: float
+    """Relative squared residual on all samples."""
+    parameter_error: float
+    """Estimate of the remaining relative error of the attention, noise aside."""
+    converged: bool
+    n_iter: int
+    """Accepted solver steps."""
+    n_products: int
+    """Pairs of derivative products."""
+
+
+@timed
+def polish(
+    examples: Examples,
+    attention: Array,
+    *,
+    tol: float = 1e-10,
+    max_iter: int = 100,
+    ridge: float = 0.0,
+    attention_ridge: float = 0.0,
+) -> Polish:
+    """Polish a layer.
+
+    Parameters
+    ----------
+    examples : Examples
+    attention : ndarray of shape (q, m * d)
+        Stacked start, internal units.
+    tol : float
+        Relative accuracy of the attention at which to stop.
+    max_iter : int
+        Largest number of solver steps, on few and on all samples each.
+    ridge, attention_ridge : float
+        Penalties, a mean over rows.
+
+    Returns
+    -------
+    Polish
+    """
+    n_heads = attention.shape[1] // examples.n_features
+    n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
+    penalties = dict(ridge=ridge, attention_ridge=attention_ridge)
+    settings = dict(tol=tol, max_iter=max_iter, max_products=200)
+    solution = solve(examples.first(n_few).problem(**penalties), attention, **settings)
+    n_iter, n_products = solution.n_steps, solution.n_products
+    error = residual_power(examples, solution)
+    noisy = error > max(_ROUNDING, 1e3 * solution.error) or ridge > 0 or attention_ridge > 0
+    if n_few < examples.n_samples and (noisy or not solution.converged):
+        solution = solve(examples.problem(**penalties), solution.attention, **settings)
+        n_iter += solution.n_steps
+        n_products += solution.n_products
+        error = residual_power(examples, solution)
+        n_few = examples.n_samples
+    return Polish(
+        layer=examples.units.layer(solution.attention, solution.projection, solution.intercept),
+        attention=solution.attention,
+        error=error,
+        parameter_error=solution.parameter_error,
+        converged=solution.converged,
+        n_iter=n_iter,
+        n_products=n_products,
+        n_samples=n_few,
+        message=(
+            f"{solution.message}; relative squared residual {error:.1e} on all samples, "
+            f"solved on {n_few} of {examples.n_samples}"
+        ),
+    )
+
+
+def residual_power(examples: Examples, solution: Solution) -> float:
+    """Return the relative squared residual of a solution on all samples, chunk by chunk."""
+    residual, total = 0.0, 0.0
+    n_heads = solution.attention.shape[1] // examples.n_features
+    for chunk in examples.chunks(n_heads):
+        problem = chunk.problem()
+        rows = problem.rows
+        design = rows.pooled(rows.patterns(solution.attention))
+        offset = solution.intercept
+        if rows.row_scale is not None:
+            offset = np.outer(rows.row_scale, offset)
+        miss = problem.labels - design @ solution.projection - offset
+        residual += float(np.vdot(miss, miss))
+        # Labels have unit power about their mean by construction of the units.
+        total += float(np.vdot(problem.labels, problem.labels))
+    return residual / max(total, 1e-300)
