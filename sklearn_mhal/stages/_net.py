@@ -163,7 +163,9 @@ def refine_in_frame(problem: Problem, frame: Frame, coordinates: Array) -> tuple
 def held_out_errors(train: Problem, test: Problem, attention: Array) -> Array:
     """Return each test sample's squared residual with projections fitted on `train`.
 
-    Relative to the mean label power of a test sample, so the mean is a relative squared error.
+    Relative to the mean label power of a sample, so the mean is a relative squared error. All
+    labels have unit power by construction of the units; the power of the test samples alone
+    would be zero where a single one is held out.
     """
     fitted = regress(
         train.rows.pooled(train.rows.patterns(attention)),
@@ -179,4 +181,4 @@ def held_out_errors(train: Problem, test: Problem, attention: Array) -> Array:
         residual -= fitted.intercept if scale is None else np.outer(scale, fitted.intercept)
     squares = np.einsum("ro,ro->r", residual, residual)
     per_sample = squares.reshape(test.rows.n_samples, -1).sum(axis=1)
-    return np.asarray(per_sample * (test.rows.n_samples / test.label_power))
+    return np.asarray(per_sample / (test.rows.rows_per_sample * residual.shape[1]))
