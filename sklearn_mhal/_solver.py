@@ -25,6 +25,8 @@ from ._forward import Array, TokenRows
 _STEP_REJECTIONS = 8
 _DAMPING_FLOOR = 1e-14
 _BLOCK_OVERSAMPLING = 16
+# A hundredth of a standard error left to go is nothing that data could tell.
+_OFFSET = 1e-2
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ class Solution:
     parameter_error: float
     """Estimate of the relative distance to the limit, from the last steps' contraction."""
     converged: bool
-    """Whether `parameter_error` fell under the tolerance."""
+    """Whether `parameter_error` fell under the tolerance, or what is left to go is nothing against
+    the uncertainty that the residual implies."""
     n_steps: int
     n_products: int
     """Number of derivative-product pairs."""
@@ -230,14 +233,32 @@ class _Linearisation:
         return step, float(np.vdot(step, self.gradient)), n_products
 
 
+def _relative_offset(problem: Problem, state: State, decrease: float) -> float:
+    """Return a step's length in standard errors of the attention, in root mean square.
+
+    Bates and Watts (1981), "A relative offset orthogonality convergence criterion for nonlinear
+    least squares": what a step can still gain, against what the residual's own chance is worth.
+    Infinite where the residual has no degrees of freedom to tell chance by.
+    """
+    n_coordinates = state.attention.size
+    n_free = problem.labels.size - n_coordinates - state.regression.projection.size
+    loss = state.error * problem.label_power
+    if n_free <= 0 or not loss > 0.0:
+        return np.inf
+    return float(np.sqrt(max(decrease, 0.0) / n_coordinates * n_free / loss))
+
+
 def steps(
     problem: Problem,
     attention: Array,
     *,
     damping: float = 1e-2,
     max_products: int = 100,
-) -> Iterator[tuple[State, float, int]]:
-    """Yield ``(state, estimated parameter error, products so far)`` after every accepted step.
+) -> Iterator[tuple[State, float, float, int]]:
+    """Yield ``(state, parameter error, relative offset, products so far)`` after every accepted step.
+
+    Both estimate what is left to go: the error relative to the parameters, the offset to their
+    standard errors.
 
     The sequence ends where no step lowers the loss any more.
     """
@@ -248,13 +269,16 @@ def steps(
         linear = _Linearisation(problem, state)
         # As exact as the residual is small: the steps then still converge superlinearly.
         forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), 1e-8))
+        growth = 4.0
         for _ in range(_STEP_REJECTIONS):
             step, decrease, spent = linear.step(damping, forcing=forcing, max_products=max_products)
             n_products += spent
             trial = problem.evaluate(state.attention + step)
             if trial.error < state.error or decrease < 1e-15 * state.error * problem.label_power:
                 break
-            damping *= 4.0
+            # Faster and faster: the floor is twelve orders below where every step is accepted.
+            damping *= growth
+            growth *= 2.0
         else:
             return
         length = float(np.linalg.norm(step) / max(float(np.linalg.norm(trial.attention)), 1e-300))
@@ -266,7 +290,8 @@ def steps(
         if not stalled:
             state = trial
         damping = max(damping / 8.0, _DAMPING_FLOOR)
-        yield state, length * contraction, n_products
+        offset = contraction * _relative_offset(problem, state, decrease)
+        yield state, length * contraction, offset, n_products
         if stalled:
             return
 
@@ -306,11 +331,11 @@ def solve(
     Solution
     """
     state = problem.evaluate(attention)
-    parameter_error, n_steps, n_products = np.inf, 0, 0
+    parameter_error, offset, n_steps, n_products = np.inf, np.inf, 0, 0
     history = [state.error]
     message = "no step lowers the loss"
     converged = False
-    for state, parameter_error, n_products in steps(problem, attention, max_products=max_products):
+    for state, parameter_error, offset, n_products in steps(problem, attention, max_products=max_products):
         n_steps += 1
         history.append(state.error)
         if parameter_error <= tol:
@@ -332,7 +357,7 @@ def solve(
         intercept=state.regression.intercept,
         error=state.error,
         parameter_error=parameter_error,
-        converged=converged,
+        converged=converged or offset <= _OFFSET,
         n_steps=n_steps,
         n_products=n_products,
         message=message,
