@@ -310,4 +310,7 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.input_tags.three_d_array = True
+        # Columns as tokens are interchangeable, up to the one that asks: a label that hangs on
+        # one certain column is out of reach.
+        tags.regressor_tags.poor_score = self.n_tokens not in (None, 1)
         return tags
