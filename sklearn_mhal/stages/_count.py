@@ -22,8 +22,10 @@ from .span import Span
 _PROBES = 2
 # After this many further heads without improvement no more are tried.
 _PATIENCE = 2
-# Dropping a needed head leaves at least this relative squared error.
-_NEEDED = 1e-6
+# A head whose removal leaves a larger relative squared error, the others' attention held, is
+# needed; under it the solver tries to do without. Near-equal heads hold on to each other until
+# the solver has converged, so the threshold is generous; trying in vain costs one short start.
+_NEEDED = 0.03
 _NOISY_ROWS = 32
 
 
@@ -153,7 +155,7 @@ def _drop_idle_heads(search: Search, found: Candidate) -> Candidate:
     """Drop heads that others can replace, as long as the fit stays exact."""
     while found.n_heads > 1:
         head, error = _least_needed(search, found)
-        if error > max(_NEEDED, 1e3 * found.held_out_error):
+        if error > _NEEDED:
             return found
         width = search.train.n_features
         columns = np.delete(np.arange(found.attention.shape[1]), slice(head * width, (head + 1) * width))

@@ -19,6 +19,9 @@ from ._result import StageResult, timed
 
 _FEW = 8
 _LEAST_SAMPLES = 64
+# The estimate is of the norm of all attention together; a weak head's own error, or its
+# projection's, is a modest multiple of it.
+_SAFETY = 0.03
 # Relative squared residual under which rounding is all that is left on samples not solved.
 _ROUNDING = 1e-17
 
@@ -73,11 +76,11 @@ def polish(
     n_heads = attention.shape[1] // examples.n_features
     n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
     penalties = dict(ridge=ridge, attention_ridge=attention_ridge)
-    settings = dict(tol=tol, max_iter=max_iter, max_products=200)
+    settings = dict(tol=_SAFETY * tol, max_iter=max_iter, max_products=200)
     solution = solve(examples.first(n_few).problem(**penalties), attention, **settings)
     n_iter, n_products = solution.n_steps, solution.n_products
     error = residual_power(examples, solution)
-    noisy = error > max(_ROUNDING, 1e3 * solution.error) or ridge > 0 or attention_ridge > 0
+    noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
     if n_few < examples.n_samples and (noisy or not solution.converged):
         solution = solve(examples.problem(**penalties), solution.attention, **settings)
         n_iter += solution.n_steps
