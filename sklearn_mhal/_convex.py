@@ -3,11 +3,11 @@
 Three questions about the body ``{x : G x >= h, |A x - b| <= tolerance}``: its point nearest
 to an anchor, how far it extends in a direction, and a point deep inside it. A solver's word is
 never enough. CLARABEL is named, only its status "optimal" is accepted, every row is checked
-again here against its own margin, and the optimum against a bound that the multipliers prove.
-What fails raises :class:`ConvexProgramError`.
+again by :class:`._polyhedron.Polyhedron`, and the optimum against a bound that the multipliers
+prove. What fails raises :class:`ConvexProgramError`.
 
 Few rows matter to an optimum, and the solver's time grows with all of them. So rows enter as
-cutting planes: solve with those most violated, add those the solution violates, repeat.
+cutting planes: solve with some, add those that the solution misses, repeat.
 """
 
 from __future__ import annotations
@@ -20,47 +20,34 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
-from scipy.optimize import nnls
 
 from ._forward import Array
+from ._polyhedron import (
+    LOOSEN,
+    REPLACE,
+    RTOL,
+    ConvexProgramError,
+    Equalities,
+    HalfSpaces,
+    Polyhedron,
+    as_array,
+    least_distance,
+    make_polyhedron,
+    positive,
+)
 
-Equalities = tuple[Array, Array, Array | float]
-HalfSpaces = tuple[Array, Array]
+__all__ = ["ConvexProgramError", "ConvexResult", "feasible_point", "minimum_norm_point", "support"]
 
-# A hundred times what CLARABEL aims at, so that only a wrong answer trips it.
-_RTOL = 1e-6
-# What rounding does to an inner product with a unit row, relative to the point's norm.
-_ROUNDING = 64 * float(np.finfo(np.float64).eps)
-_EMPTY = "Lower the margins, widen the tolerances or drop the least certain rows."
-_UNSOLVED = "Use fewer or better scaled rows, or take this estimate from another source."
-
-
-class ConvexProgramError(RuntimeError):
-    """A convex program has no answer that can be trusted.
-
-    Parameters
-    ----------
-    stage : str
-        Which stage asked.
-    quantity, threshold : str
-        What was found, and what would have been accepted.
-    remedy : str
-        What the caller can do about it.
-    """
-
-    def __init__(self, stage: str, quantity: str, threshold: str, remedy: str) -> None:
-        # The base class gets all four: that is what pickling between workers restores.
-        super().__init__(stage, quantity, threshold, remedy)
-        self.stage = stage
-        self.quantity = quantity
-        self.threshold = threshold
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.stage}: {self.quantity}; needed {self.threshold}. {self.remedy}"
+# Rows come with unit norm, and equilibration on top of that made the solver stop at
+# "optimal_inaccurate" in a third of the linear programs tried.
+_SOLVER_OPTIONS: dict[str, Any] = {"direct_solve_method": "qdldl", "equilibrate_enable": False}
+# A squared norm known to 1e-10 leaves the point uncertain by 1e-5 of its norm. Linear programs
+# that are cut off by a ball are not solved so far.
+_NEAREST_GAP = 1e-10
+_LINEAR_GAP = 1e-8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConvexResult:
     """An answer that passed every check.
 
@@ -85,155 +72,6 @@ class ConvexResult:
     seconds: float
     violation: float
     message: str
-
-
-@dataclass(frozen=True)
-class _Body:
-    """Half-spaces ``rows @ x >= margins`` with rows of unit norm, each with its own scale."""
-
-    stage: str
-    rows: Array
-    margins: Array
-    scales: Array
-
-    def relative_violations(self, point: Array) -> Array:
-        rounding = _ROUNDING * float(np.linalg.norm(point)) + float(np.finfo(np.float64).tiny)
-        missed = self.margins - self.rows @ point - rounding
-        return np.maximum(missed, 0.0) / np.maximum(self.scales, rounding)
-
-    def checked(self, point: Array) -> tuple[Array, float]:
-        """Return the point, repaired within the solver's accuracy, and its worst violation."""
-        missed = float(np.max(self.margins - self.rows @ point, initial=0.0))
-        allowed = _RTOL * max(float(np.linalg.norm(point)), float(np.max(self.margins, initial=0.0)))
-        if missed <= allowed:
-            point = self._repaired(point)
-        worst = float(np.max(self.relative_violations(point), initial=0.0))
-        # Written so that NaN fails as well.
-        if not (missed <= allowed and worst <= _RTOL):
-            raise ConvexProgramError(
-                self.stage,
-                f"the point called optimal misses a row of unit norm by {missed:.2g} "
-                f"and a row by {worst:.2g} of its own margin",
-                f"at most {allowed:.2g} and {_RTOL:g}",
-                _UNSOLVED,
-            )
-        return point, worst
-
-    def _repaired(self, point: Array) -> Array:
-        # The solver is accurate relative to the largest margin. A row whose margin is a million
-        # times smaller is met by the shortest step to all rows nearby, which non-negative least
-        # squares finds to rounding (Lawson and Hanson, "Solving Least Squares Problems", chapter 23).
-        if not self.relative_violations(point).any():
-            return point
-        missed = self.margins - self.rows @ point
-        unit = float(missed.max())
-        near = missed > -100.0 * unit
-        system = np.vstack([self.rows[near].T, missed[near] / unit])
-        target = np.append(np.zeros(len(point)), 1.0)
-        try:
-            residual = system @ nnls(system, target)[0] - target
-        except RuntimeError:  # It did not converge; the check that follows says so.
-            return point
-        return point - unit * residual[:-1] / residual[-1] if residual[-1] else point
-
-
-def _array(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    fits = array.ndim == len(shape) and all(
-        wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"{name} must have shape {shape} (None is any size), got {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} contains NaN or infinity.")
-    return array
-
-
-def _make_body(stage: str, width: int, equalities: Equalities | None, halfspaces: HalfSpaces | None) -> _Body:
-    nothing = np.empty((0, width)), np.empty(0)
-    rows, margins = nothing if halfspaces is None else halfspaces
-    rows = _array("half-space rows", rows, (None, width))
-    margins = _array("margins", margins, (len(rows),))
-    equal, targets, tolerance = (*nothing, 1.0) if equalities is None else equalities
-    equal = _array("equality rows", equal, (None, width))
-    targets = _array("equality targets", targets, (len(equal),))
-    tolerance = _array("tolerance", np.broadcast_to(tolerance, len(equal)), (len(equal),))
-    if (tolerance <= 0.0).any():
-        raise ValueError("tolerance must be positive.")
-    rows = np.concatenate([rows, equal, -equal])
-    margins = np.concatenate([margins, targets - tolerance, -targets - tolerance])
-    scales = np.concatenate([np.abs(margins[: len(margins) - 2 * len(equal)]), tolerance, tolerance])
-    norms = np.linalg.norm(rows, axis=1)
-    if (margins[norms == 0.0] > 0.0).any():
-        raise ConvexProgramError(stage, "a row of zeros has a positive margin", "a margin <= 0", _EMPTY)
-    kept = norms > 0.0
-    norms = norms[kept]
-    return _Body(stage, rows[kept] / norms[:, None], margins[kept] / norms, scales[kept] / norms)
-
-
-def _solve(stage: str, problem: Any, variable: Any, constraint: Any) -> tuple[Array, Array]:
-    """Run the solver; return the variable and the multipliers, or raise."""
-    import cvxpy as cp
-
-    try:
-        with warnings.catch_warnings():
-            # It warns of an inaccurate solution, which is an error here.
-            warnings.simplefilter("ignore")
-            problem.solve(solver=cp.CLARABEL, direct_solve_method="qdldl", equilibrate_enable=False)
-    except Exception as error:
-        quantity = f"the solver raised {type(error).__name__}"
-        raise ConvexProgramError(stage, quantity, "a solution", _UNSOLVED) from error
-    if problem.status != cp.OPTIMAL:
-        remedy = _EMPTY if "infeasible" in str(problem.status) else _UNSOLVED
-        raise ConvexProgramError(stage, f"the solver's status is {problem.status!r}", "'optimal'", remedy)
-    if variable.value is None or constraint.dual_value is None:
-        raise ConvexProgramError(stage, "the solver returned no values", "a solution", _UNSOLVED)
-    return np.asarray(variable.value), np.maximum(np.asarray(constraint.dual_value), 0.0)
-
-
-def _check_gap(stage: str, value: float, bound: float, scale: float) -> None:
-    gap = abs(bound - value) / scale
-    if not gap <= _RTOL:
-        quantity = f"the value called optimal is {gap:.2g} away from the bound its multipliers prove"
-        raise ConvexProgramError(stage, quantity, f"at most {_RTOL:g}", _UNSOLVED)
-
-
-def _cutting_planes(
-    body: _Body, start: Array, solve_subset: Callable[[Array, Array], tuple[Array, Array]]
-) -> tuple[Array, Array]:
-    """Return the optimum over all rows and their multipliers.
-
-    `start` is the optimum without any row; `solve_subset` finds it for some rows and margins.
-    """
-    point, multipliers = start, np.zeros(len(body.rows))
-    working = np.zeros(len(body.rows), dtype=bool)
-    batch = max(2 * len(start), 100)
-    while ((body.relative_violations(point) > 0.0) & ~working).any():
-        missed = np.where(working, -np.inf, body.margins - body.rows @ point)
-        working[np.argsort(-missed)[:batch]] = True
-        point, found = solve_subset(body.rows[working], body.margins[working])
-        multipliers[working] = found
-    return point, multipliers
-
-
-def _span(rows: Array) -> Array:
-    """Return an orthonormal basis, as columns, that holds the rows; the identity if nothing is saved."""
-    if len(rows) >= rows.shape[1]:
-        return np.eye(rows.shape[1])
-    return np.asarray(linalg.qr(rows.T, mode="economic")[0])
-
-
-def _least_norm(stage: str, rows: Array, margins: Array) -> tuple[Array, Array]:
-    import cvxpy as cp
-
-    basis = _span(rows)
-    # The solver calls bodies far from the origin empty; in this unit the nearest point is near 1.
-    unit = margins.max()
-    variable = cp.Variable(basis.shape[1])
-    constraint = (rows @ basis) @ variable >= margins / unit
-    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(variable)), [constraint])
-    point, multipliers = _solve(stage, problem, variable, constraint)
-    return unit * (basis @ point), unit * multipliers
 
 
 def minimum_norm_point(
@@ -265,7 +103,7 @@ def minimum_norm_point(
     Returns
     -------
     ConvexResult
-        `value` is the objective.
+        `value` is the objective, within a millionth of what its multipliers prove.
 
     Raises
     ------
@@ -284,70 +122,24 @@ def minimum_norm_point(
     """
     began = time.perf_counter()
     given = [pair[0] for pair in (halfspaces, equalities, least_squares) if pair is not None]
-    if anchor is None and not given:
-        raise ValueError("give at least one of equalities, halfspaces, least_squares and anchor.")
-    width = np.shape(given[0])[-1] if anchor is None else len(anchor)
-    anchor = np.zeros(width) if anchor is None else _array("anchor", anchor, (width,))
-    body = _make_body(stage, width, equalities, halfspaces)
-    # With ||T x - t||^2 equal to the objective up to a constant, w = T x - t makes it ||w||^2.
-    factor, target, constant = np.eye(width), anchor, 0.0
-    if least_squares is not None:
-        factor, target, constant = _whitening(anchor, least_squares)
-    rows = body.rows
-    if least_squares is not None:
-        rows = linalg.solve_triangular(factor, rows.T, trans="T").T
+    width = _width(given if anchor is None else [np.atleast_2d(anchor)])
+    anchor = np.zeros(width) if anchor is None else as_array("anchor", anchor, (width,))
+    body = make_polyhedron(stage, width, equalities, halfspaces)
+    # With ||T x - t||^2 + c twice the objective, w = T x - t turns the body into one whose
+    # point nearest to the origin is wanted.
+    factor, target, constant = _triangle(anchor, least_squares)
+    rows = linalg.solve_triangular(factor, body.rows.T, trans="T").T
     norms = np.linalg.norm(rows, axis=1)
-    moved = _Body(stage, rows / norms[:, None], (body.margins - rows @ target) / norms, body.scales / norms)
-    point, multipliers = _cutting_planes(
-        moved, np.zeros(width), lambda rows, margins: _least_norm(stage, rows, margins)
+    moved = Polyhedron(
+        stage, rows / norms[:, None], (body.margins - rows @ target) / norms, body.scales / norms
     )
+    proposed = least_distance(moved.rows, moved.margins)[1] > 0.0
+    point, multipliers = _cutting_planes(moved, np.zeros(width), proposed, _nearest)
     value = 0.5 * float(point @ point)
     pull = moved.rows.T @ multipliers
-    bound = float(moved.margins @ multipliers) - 0.5 * float(pull @ pull)
-    _check_gap(stage, value, bound, max(value, np.finfo(np.float64).tiny))
+    _check_gap(stage, value, float(moved.margins @ multipliers) - 0.5 * float(pull @ pull), unit=value)
     point = linalg.solve_triangular(factor, point + target)
     return _result(body, point, value + 0.5 * constant, multipliers, began)
-
-
-def _whitening(anchor: Array, least_squares: Equalities) -> tuple[Array, Array, float]:
-    width = len(anchor)
-    matrix, targets, weights = least_squares
-    matrix = _array("least-squares rows", matrix, (None, width))
-    targets = _array("least-squares targets", targets, (len(matrix),))
-    weights = _array("weights", np.broadcast_to(weights, len(matrix)), (len(matrix),))
-    if (weights < 0.0).any():
-        raise ValueError("weights must not be negative.")
-    root = np.sqrt(weights)[:, None]
-    stacked = np.concatenate(
-        [
-            np.column_stack([np.eye(width), anchor]),
-            np.column_stack([matrix, targets]) * root,
-        ]
-    )
-    triangle = linalg.qr(stacked, mode="r", overwrite_a=True)[0]
-    residual = float(triangle[width, width] ** 2) if len(triangle) > width else 0.0
-    return triangle[:width, :width], triangle[:width, width], residual
-
-
-def _result(body: _Body, point: Array, value: float, multipliers: Array, began: float) -> ConvexResult:
-    point, violation = body.checked(point)
-    n_active = int(np.count_nonzero(multipliers > _RTOL * multipliers.max(initial=0.0)))
-    message = f"{n_active} of {len(body.rows)} half-spaces hold the point"
-    return ConvexResult(value, point, "optimal", time.perf_counter() - began, violation, message)
-
-
-def _furthest(
-    stage: str, direction: Array, radius: float, rows: Array, margins: Array
-) -> tuple[Array, Array]:
-    import cvxpy as cp
-
-    basis = _span(np.concatenate([rows, direction[None]]))
-    variable = cp.Variable(basis.shape[1])
-    constraint = (rows @ basis) @ variable >= margins / radius
-    goal = cp.Maximize((direction @ basis) @ variable)
-    problem = cp.Problem(goal, [constraint, cp.norm(variable, 2) <= 1.0])
-    point, multipliers = _solve(stage, problem, variable, constraint)
-    return radius * (basis @ point), multipliers
 
 
 def support(
@@ -385,41 +177,25 @@ def support(
     --------
     >>> import numpy as np
     >>> from sklearn_mhal._convex import support
-    >>> result = support(np.array([1.0, 0.0]), radius=5.0, halfspaces=(np.array([[-1.0, 0.0]]), np.array([-2.0])))
-    >>> round(result.value, 6)
+    >>> wall = np.array([[-1.0, 0.0]]), np.array([-2.0])
+    >>> round(support(np.array([1.0, 0.0]), radius=5.0, halfspaces=wall).value, 6)
     2.0
     """
     began = time.perf_counter()
-    direction, radius = _array("direction", direction, (None,)), _positive("radius", radius)
-    length = _positive("the norm of direction", np.linalg.norm(direction))
+    direction, radius = as_array("direction", direction, (None,)), positive("radius", radius)
+    length = positive("the norm of direction", np.linalg.norm(direction))
     direction = direction / length
-    body = _make_body(stage, len(direction), equalities, halfspaces)
-    point, multipliers = _cutting_planes(
-        body, radius * direction, lambda rows, margins: _furthest(stage, direction, radius, rows, margins)
-    )
+    body = make_polyhedron(stage, len(direction), equalities, halfspaces)
+
+    def furthest(body: Polyhedron) -> tuple[Array, Array]:
+        return _furthest(body, direction, radius)
+
+    nothing = np.zeros(len(body.rows), dtype=bool)
+    point, multipliers = _cutting_planes(body, radius * direction, nothing, furthest)
     value = float(direction @ point)
-    pull = np.linalg.norm(direction + body.rows.T @ multipliers)
-    bound = radius * float(pull) - float(body.margins @ multipliers)
-    _check_gap(stage, value, bound, radius)
+    pull = float(np.linalg.norm(direction + body.rows.T @ multipliers))
+    _check_gap(stage, value, radius * pull - float(body.margins @ multipliers), unit=radius)
     return _result(body, point, length * value, multipliers, began)
-
-
-def _positive(name: str, value: Any) -> float:
-    value = float(_array(name, value, ()))
-    if value <= 0.0:
-        raise ValueError(f"{name} must be positive, got {value}.")
-    return value
-
-
-def _deepest(stage: str, radius: float, rows: Array, margins: Array) -> tuple[Array, Array]:
-    import cvxpy as cp
-
-    basis = _span(rows[:, :-1])
-    variable, depth = cp.Variable(basis.shape[1]), cp.Variable()
-    constraint = (rows[:, :-1] @ basis) @ variable - depth >= margins / radius
-    problem = cp.Problem(cp.Maximize(depth), [constraint, cp.norm(variable, 2) + depth <= 1.0])
-    point, multipliers = _solve(stage, problem, variable, constraint)
-    return radius * np.append(basis @ point, float(depth.value)), multipliers
 
 
 def feasible_point(
@@ -454,31 +230,164 @@ def feasible_point(
     --------
     >>> import numpy as np
     >>> from sklearn_mhal._convex import feasible_point
-    >>> square = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-    >>> result = feasible_point(radius=10.0, halfspaces=(square, np.array([0.0, -2.0, 0.0, -2.0])))
+    >>> sides = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    >>> result = feasible_point(radius=10.0, halfspaces=(sides, np.array([0.0, -2.0, 0.0, -2.0])))
     >>> result.point.round(6), round(result.value, 6)
     (array([1., 1.]), 1.0)
     """
     began = time.perf_counter()
-    radius = _positive("radius", radius)
-    given = [pair[0] for pair in (halfspaces, equalities) if pair is not None]
-    if not given:
-        raise ValueError("give at least one of equalities and halfspaces.")
-    width = np.shape(given[0])[-1]
-    body = _make_body(stage, width, equalities, halfspaces)
+    radius = positive("radius", radius)
+    width = _width([pair[0] for pair in (halfspaces, equalities) if pair is not None])
+    body = make_polyhedron(stage, width, equalities, halfspaces)
     # One more variable: how deep inside every half-space, and inside the ball, the point is.
-    lifted = np.column_stack([body.rows, -np.ones(len(body.rows))])
-    lifted_body = _Body(stage, lifted, body.margins, body.scales)
-    start = np.append(np.zeros(width), radius)
-    point, multipliers = _cutting_planes(
-        lifted_body, start, lambda rows, margins: _deepest(stage, radius, rows, margins)
+    lifted = Polyhedron(
+        stage, np.column_stack([body.rows, -np.ones(len(body.rows))]), body.margins, body.scales
     )
-    depth = float(point[-1])
+
+    def deepest(lifted: Polyhedron) -> tuple[Array, Array]:
+        return _deepest(lifted, radius)
+
+    nothing = np.zeros(len(body.rows), dtype=bool)
+    start = np.append(np.zeros(width), radius)
+    point, multipliers = _cutting_planes(lifted, start, nothing, deepest)
     pull = float(np.linalg.norm(body.rows.T @ multipliers))
     weight = pull + float(multipliers.sum())
     bound = radius if weight == 0.0 else (radius * pull - float(body.margins @ multipliers)) / weight
-    _check_gap(stage, depth, bound, radius)
-    if bound < -_RTOL * radius:
+    depth = float(point[-1])
+    _check_gap(stage, depth, bound, unit=radius)
+    if bound < -RTOL * radius:
         quantity = f"every point within radius {radius:.3g} misses a row of unit norm by {-depth:.2g}"
-        raise ConvexProgramError(stage, quantity, "a point that meets all rows", _EMPTY)
+        raise ConvexProgramError(stage, quantity, "a point that meets all rows", LOOSEN)
     return _result(body, point[:-1], max(depth, 0.0), multipliers, began)
+
+
+def _width(matrices: list[Array]) -> int:
+    if not matrices or np.ndim(matrices[0]) != 2:
+        raise ValueError("give at least one matrix of rows, of shape (n_rows, n_variables).")
+    return int(np.shape(matrices[0])[1])
+
+
+def _triangle(anchor: Array, least_squares: Equalities | None) -> tuple[Array, Array, float]:
+    """Return T (upper triangular), t and c: ``||T x - t||^2 + c`` is twice the objective."""
+    width = len(anchor)
+    if least_squares is None:
+        return np.eye(width), anchor, 0.0
+    matrix, targets, weights = least_squares
+    matrix = as_array("least-squares rows", matrix, (None, width))
+    targets = as_array("least-squares targets", targets, (len(matrix),))
+    weights = as_array("weights", np.broadcast_to(weights, len(matrix)), (len(matrix),))
+    if (weights < 0.0).any():
+        raise ValueError("weights must not be negative.")
+    weighted = np.sqrt(weights)[:, None] * np.column_stack([matrix, targets])
+    stacked = np.concatenate([np.column_stack([np.eye(width), anchor]), weighted])
+    triangle = linalg.qr(stacked, mode="r", overwrite_a=True)[0]
+    constant = float(triangle[width, width] ** 2) if len(triangle) > width else 0.0
+    return triangle[:width, :width], triangle[:width, width], constant
+
+
+def _cutting_planes(
+    body: Polyhedron, start: Array, proposed: Array, solve: Callable[[Polyhedron], tuple[Array, Array]]
+) -> tuple[Array, Array]:
+    """Return the optimum over all rows and the rows' multipliers.
+
+    `start` is the optimum without any row, `proposed` a mask of rows to begin with, which may be
+    empty, and `solve` finds the optimum and the multipliers of a body of few rows.
+    """
+    point, multipliers = start, np.zeros(len(body.rows))
+    working = proposed if proposed.any() else _with_most_missed(body, start, proposed)
+    n_solved = 0
+    while np.count_nonzero(working) > n_solved:
+        n_solved = int(np.count_nonzero(working))
+        few = Polyhedron(body.stage, body.rows[working], body.margins[working], body.scales[working])
+        point, multipliers[working] = solve(few)
+        working = _with_most_missed(body, point, working)
+    return point, multipliers
+
+
+def _with_most_missed(body: Polyhedron, point: Array, working: Array) -> Array:
+    missed = np.where(working, -np.inf, body.missed(point))
+    # Less than this is repaired in the end, without the solver.
+    if not (missed > 0.1 * body.allowed(point)).any():
+        return working
+    working = working.copy()
+    working[np.argsort(-missed)[: 4 * body.width]] = True
+    return working
+
+
+def _nearest(body: Polyhedron) -> tuple[Array, Array]:
+    import cvxpy as cp
+
+    basis = _span(body.rows)
+    # Bodies far from the origin are called empty; in this unit the nearest point is near 1.
+    unit = float(body.margins.max())
+    variable = cp.Variable(basis.shape[1])
+    inside = (body.rows @ basis) @ variable >= body.margins / unit
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(variable)), [inside])
+    point, multipliers = _solve(body.stage, problem, variable, inside, gap=_NEAREST_GAP)
+    return unit * (basis @ point), unit * multipliers
+
+
+def _furthest(body: Polyhedron, direction: Array, radius: float) -> tuple[Array, Array]:
+    import cvxpy as cp
+
+    basis = _span(np.concatenate([body.rows, direction[None]]))
+    variable = cp.Variable(basis.shape[1])
+    inside = (body.rows @ basis) @ variable >= body.margins / radius
+    goal = cp.Maximize((direction @ basis) @ variable)
+    problem = cp.Problem(goal, [inside, cp.norm(variable, 2) <= 1.0])
+    point, multipliers = _solve(body.stage, problem, variable, inside, gap=_LINEAR_GAP)
+    return radius * (basis @ point), multipliers
+
+
+def _deepest(lifted: Polyhedron, radius: float) -> tuple[Array, Array]:
+    import cvxpy as cp
+
+    rows = lifted.rows[:, :-1]
+    basis = _span(rows)
+    variable, depth = cp.Variable(basis.shape[1]), cp.Variable()
+    inside = (rows @ basis) @ variable - depth >= lifted.margins / radius
+    problem = cp.Problem(cp.Maximize(depth), [inside, cp.norm(variable, 2) + depth <= 1.0])
+    point, multipliers = _solve(lifted.stage, problem, variable, inside, gap=_LINEAR_GAP)
+    return radius * np.append(basis @ point, float(depth.value)), multipliers
+
+
+def _span(rows: Array) -> Array:
+    """Return orthonormal columns whose span holds the rows: optima lie there."""
+    if len(rows) >= rows.shape[1]:
+        return np.eye(rows.shape[1])
+    return np.asarray(linalg.qr(rows.T, mode="economic")[0])
+
+
+def _solve(stage: str, problem: Any, variable: Any, inside: Any, *, gap: float) -> tuple[Array, Array]:
+    """Run the solver; return the values of the variable and the multipliers, or raise."""
+    import cvxpy as cp
+
+    try:
+        with warnings.catch_warnings():
+            # cvxpy only warns of an inaccurate solution. Here it is an error.
+            warnings.simplefilter("ignore")
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=gap, tol_gap_rel=gap, **_SOLVER_OPTIONS)
+    except Exception as error:
+        quantity = f"the solver raised {type(error).__name__}"
+        raise ConvexProgramError(stage, quantity, "a solution", REPLACE) from error
+    if problem.status != cp.OPTIMAL:
+        remedy = LOOSEN if "infeasible" in str(problem.status) else REPLACE
+        raise ConvexProgramError(stage, f"the solver's status is {problem.status!r}", "'optimal'", remedy)
+    if variable.value is None or inside.dual_value is None:
+        raise ConvexProgramError(stage, "the solver returned no values", "a solution", REPLACE)
+    return np.asarray(variable.value), np.maximum(np.asarray(inside.dual_value), 0.0)
+
+
+def _check_gap(stage: str, value: float, bound: float, *, unit: float) -> None:
+    gap = abs(bound - value)
+    # Written so that NaN fails as well.
+    if not gap <= RTOL * unit:
+        quantity = f"the value called optimal is {gap:.2g} away from the bound its multipliers prove"
+        raise ConvexProgramError(stage, quantity, f"at most {RTOL * unit:.2g}", REPLACE)
+
+
+def _result(body: Polyhedron, point: Array, value: float, multipliers: Array, began: float) -> ConvexResult:
+    point, violation = body.checked(point)
+    n_holding = int(np.count_nonzero(multipliers > RTOL * np.max(multipliers, initial=0.0)))
+    message = f"{n_holding} of {len(body.rows)} half-spaces hold the point"
+    return ConvexResult(value, point, "optimal", time.perf_counter() - began, violation, message)
