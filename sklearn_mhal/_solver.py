@@ -22,7 +22,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 
 from ._forward import Array, TokenRows
 
-_STEP_REJECTIONS = 8
+_STEP_REJECTIONS = 10
 _DAMPING_FLOOR = 1e-14
 _BLOCK_OVERSAMPLING = 16
 # A hundredth of a standard error left to go is nothing that data could tell.
@@ -240,8 +240,11 @@ def _relative_offset(problem: Problem, state: State, decrease: float) -> float:
     least squares": what a step can still gain, against what the residual's own chance is worth.
     Infinite where the residual has no degrees of freedom to tell chance by.
     """
-    n_coordinates = state.attention.size
-    n_free = problem.labels.size - n_coordinates - state.regression.projection.size
+    n_coordinates, n_linear = state.attention.size, state.regression.projection.size
+    # A penalised parameter brings an equation of its own.
+    n_free = problem.labels.size
+    n_free -= 0 if problem.attention_ridge else n_coordinates
+    n_free -= 0 if problem.ridge else n_linear
     loss = state.error * problem.label_power
     if n_free <= 0 or not loss > 0.0:
         return np.inf
