@@ -246,7 +246,9 @@ def _relative_offset(problem: Problem, state: State, decrease: float) -> float:
     n_free -= 0 if problem.attention_ridge else n_coordinates
     n_free -= 0 if problem.ridge else n_linear
     loss = state.error * problem.label_power
-    if n_free <= 0 or not loss > 0.0:
+    if not loss > 0.0:
+        return 0.0
+    if n_free <= 0:
         return np.inf
     return float(np.sqrt(max(decrease, 0.0) / n_coordinates * n_free / loss))
 
@@ -334,12 +336,15 @@ def solve(
     Solution
     """
     state = problem.evaluate(attention)
-    parameter_error, offset, n_steps, n_products = np.inf, np.inf, 0, 0
+    parameter_error, n_steps, n_products = np.inf, 0, 0
+    # Constant labels leave nothing to do.
+    settled = state.error == 0.0
     history = [state.error]
     message = "no step lowers the loss"
     converged = False
-    for state, parameter_error, offset, n_products in steps(problem, attention, max_products=max_products):
-        n_steps += 1
+    for state, parameter_error, offset, spent in steps(problem, attention, max_products=max_products):
+        n_steps, n_products = n_steps + 1, spent
+        settled = offset <= _OFFSET
         history.append(state.error)
         if parameter_error <= tol:
             converged, message = True, "the steps have become smaller than the tolerance"
@@ -350,17 +355,17 @@ def solve(
         if n_steps >= max_iter:
             message = f"stopped after max_iter={max_iter} steps"
             break
-        if state.error > give_up_above > 0.0 and len(history) > patience:
-            if state.error > 0.96**patience * history[-1 - patience]:
-                message = "abandoned: the residual has stopped falling far from zero"
-                break
+        slow = len(history) > patience and state.error > 0.96**patience * history[-1 - patience]
+        if state.error > give_up_above > 0.0 and slow:
+            message = "abandoned: the residual has stopped falling far from zero"
+            break
     return Solution(
         attention=state.attention,
         projection=state.regression.projection,
         intercept=state.regression.intercept,
         error=state.error,
         parameter_error=parameter_error,
-        converged=converged or offset <= _OFFSET,
+        converged=converged or settled,
         n_steps=n_steps,
         n_products=n_products,
         message=message,
