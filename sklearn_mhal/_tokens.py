@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import _fit_context as fit_context
-from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import (
     _check_sample_weight,
@@ -32,6 +32,7 @@ __all__ = [
     "check_training_set",
     "check_weights",
     "fit_context",
+    "forget_fit",
 ]
 
 
@@ -62,10 +63,8 @@ def as_generator(random_state: Any) -> np.random.Generator:
     """
     if isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state.integers(2**63))
-    if isinstance(random_state, np.random.RandomState):
-        return np.random.default_rng(random_state.randint(2**31 - 1, size=4))
-    if random_state is np.random:
-        return np.random.default_rng(np.random.randint(2**31 - 1, size=4))
+    if random_state is np.random or isinstance(random_state, np.random.RandomState):
+        return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1, size=4))
     return np.random.default_rng(random_state)
 
 
@@ -216,6 +215,12 @@ def check_weights(sample_weight: Any, X: Array) -> Array | None:
     if not np.any(weights > 0):
         raise ValueError("sample_weight is zero for every sample; at least one must be positive.")
     return np.asarray(weights)
+
+
+def forget_fit(estimator: Any) -> None:
+    """Delete everything that marks an estimator as fitted."""
+    for name in [name for name in vars(estimator) if name.endswith("_") and not name.startswith("__")]:
+        delattr(estimator, name)
 
 
 def check_targets(y: Any, layout: Layout) -> Array:

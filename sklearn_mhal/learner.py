@@ -27,6 +27,7 @@ from ._tokens import (
     check_training_set,
     check_weights,
     fit_context,
+    forget_fit,
 )
 from .layer import AttentionLayer, predict_readout
 from .stages import (
@@ -148,22 +149,27 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
         -------
         self
         """
-        tokens, labels, layout = check_training_set(
-            self, X, y, n_tokens=self.n_tokens, readout=self.readout  # type: ignore[arg-type]
-        )
-        weights = check_weights(sample_weight, tokens)
-        generator = as_generator(self.random_state)
-        with threadpool_limits(1, user_api="blas"):
-            examples = make_examples(
-                tokens,
-                labels,
-                readout=self.readout,  # type: ignore[arg-type]
-                fit_intercept=self.fit_intercept,
-                sample_weight=weights,
-                random_state=generator,
+        try:
+            tokens, labels, layout = check_training_set(
+                self, X, y, n_tokens=self.n_tokens, readout=self.readout  # type: ignore[arg-type]
             )
-            stages = self._learn(examples, generator)
-        self._assign(stages, layout)
+            weights = check_weights(sample_weight, tokens)
+            generator = as_generator(self.random_state)
+            with threadpool_limits(1, user_api="blas"):
+                examples = make_examples(
+                    tokens,
+                    labels,
+                    readout=self.readout,  # type: ignore[arg-type]
+                    fit_intercept=self.fit_intercept,
+                    sample_weight=weights,
+                    random_state=generator,
+                )
+                stages = self._learn(examples, generator)
+            self._assign(stages, layout)
+        except BaseException:
+            # Also on Ctrl-C: half a fit, or an old layer with new feature counts, is no fit.
+            forget_fit(self)
+            raise
         self._warn(examples)
         return self
 
@@ -248,14 +254,26 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
     def _warn(self, examples: Examples) -> None:
         """Say what is usable but short of what was asked."""
         polished = self.stages_.get("polish")
-        if polished is not None and not polished.converged:
-            warnings.warn(
-                f"polish: the estimated parameter error {polished.parameter_error:.1e} is above "
-                f"tol={self.tol:g} after {polished.n_iter} steps. Raise max_iter, give more samples, or "
-                "accept the fit if its score is good enough.",
-                ConvergenceWarning,
-                stacklevel=3,
+        unknowns = examples.n_unknowns(self.n_heads_)
+        equations = examples.n_samples * examples.equations_per_sample
+        if examples.n_tokens > 1 and equations < unknowns and not self.alpha > 0:
+            message = (
+                f"The layer is not identifiable: {examples.n_samples} distinct samples give {equations} "
+                f"equations for the {unknowns} unknowns of {self.n_heads_} head"
+                f"{'s' if self.n_heads_ > 1 else ''}, so this is one of many layers that fit. Give at least "
+                f"{examples.information_limit(self.n_heads_)} samples, better three times as many, lower "
+                "n_heads, or set alpha > 0."
             )
+        elif polished is not None and not polished.converged:
+            message = (
+                f"polish: the estimated parameter error {polished.parameter_error:.1e} is above "
+                f"tol={self.tol:g} after {polished.n_iter} steps. Raise max_iter, give more samples, set "
+                "alpha > 0 (on noise the best attention may be infinite), or accept the fit if its score is "
+                "good enough."
+            )
+        else:
+            return
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
     def predict(self, X: Any) -> Array:
         """Evaluate the learned layer, in the layout that y had in ``fit``.
