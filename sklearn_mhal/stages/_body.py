@@ -6,7 +6,9 @@ Vectors here are stacked attention matrices of one head, flattened: ``vec([Theta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,13 @@ from ._result import logger
 
 # Eigenvalues of the equality moments below this square, relative, are rounding.
 _NOT_HELD = 1e-7
+# Half-spaces of a body, in units of its dimension and at most.
+_HALF_SPACES_PER_COORDINATE, _MAX_HALF_SPACES = 16, 2000
+
+
+def most_half_spaces(dimension: int) -> int:
+    """Return how many half-spaces a body of a dimension may keep."""
+    return min(_HALF_SPACES_PER_COORDINATE * dimension, _MAX_HALF_SPACES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,7 +34,10 @@ class ConvexBody:
 
     The ellipsoid ``{t : (t - centre)^T M (t - centre) <= slack^2}`` holds the matrices whose
     log-odds agree with the certified patterns to `slack` in root mean square; its longest axes
-    span the hull. Every half-space is ``<normal, t> >= margin``.
+    span the hull. Every half-space is ``<query gap^T, t> >= margin``.
+
+    A pickled body takes the same space whatever the data: its half-spaces are padded to the
+    most that there may be, and the padding is dropped on the way back.
     """
 
     units: Units
@@ -36,10 +48,32 @@ class ConvexBody:
     eigenvectors: Array
     """(D, D): columns, in the order of the eigenvalues."""
     slack: float
-    normals: Array
-    """(h, D)."""
+    queries: Array
+    """(h, q): of the half-spaces' rows."""
+    gaps: Array
+    """(h, d): the chosen token less another one."""
     margins: Array
-    """(h,)."""
+    """(h,): positive."""
+
+    @cached_property
+    def normals(self) -> Array:
+        """Normals of the half-spaces, (h, D)."""
+        return (self.queries[:, :, None] * self.gaps[:, None, :]).reshape(len(self.gaps), -1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        n_padding = max(most_half_spaces(len(self.centre)) - len(self.margins), 0)
+        for name in ("queries", "gaps", "margins"):
+            padding = np.zeros((n_padding, *state[name].shape[1:]))
+            state[name] = np.concatenate([state[name], padding])
+        return state | {"n_half_spaces": len(self.margins)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = slice(state["n_half_spaces"])
+        for field in fields(self):
+            value = state[field.name]
+            value = value[kept] if field.name in ("queries", "gaps", "margins") else value
+            object.__setattr__(self, field.name, value)
 
     def __repr__(self) -> str:
         return f"ConvexBody(dimension={len(self.centre)}, n_half_spaces={len(self.margins)})"

@@ -20,11 +20,10 @@ import numpy as np
 from .._examples import Examples
 from .._forward import Array
 from ._agreement import RowFit, Rows, fit_patterns, load_rows
-from ._body import ConvexBody
+from ._body import ConvexBody, most_half_spaces
 from ._result import StageResult, timed
 
 _OUTSIDE = 0.05
-_MAX_HALF_SPACES = 2000
 # The accuracy that log-odds have at best; keeps the body of an exactly solved single head fat
 # enough that rounding does not push its own matrix out.
 _SLACK_FLOOR = 1e-7
@@ -190,7 +189,7 @@ def _build_body(
     coordinates = np.where(held, (vectors.T @ right) / np.where(held, values, 1.0), 0.0)
     centre = vectors @ coordinates
     unexplained = max(power - float(coordinates @ (vectors.T @ right)), 0.0)
-    normals = _half_spaces(rows, fit, outer, width)
+    queries_out, gaps = _half_spaces(rows, fit, outer, width)
     return ConvexBody(
         units=examples.units,
         centre=centre,
@@ -199,24 +198,26 @@ def _build_body(
         # The certified patterns contradict each other by the unexplained part; a matrix that
         # fits them three times as badly as the best is not told apart from it.
         slack=max(3.0 * float(np.sqrt(unexplained)), _SLACK_FLOOR * max(1.0, float(np.sqrt(power)))),
-        normals=normals,
-        margins=np.full(len(normals), margin),
+        queries=queries_out,
+        gaps=gaps,
+        margins=np.full(len(gaps), margin),
     )
 
 
-def _half_spaces(rows: Rows, fit: RowFit, outer: Array, width: int) -> Array:
-    """Return the normals ``q (x_b - x_b')^T`` of the vertex rows, the surest rows first."""
+def _half_spaces(rows: Rows, fit: RowFit, outer: Array, width: int) -> tuple[Array, Array]:
+    """Return ``q`` and ``x_b - x_b'`` of the vertex rows' normals ``q (x_b - x_b')^T``, the surest first."""
     samples, queries_at = np.nonzero(outer)
     n_tokens, d = rows.tokens.shape[1:]
     order = np.argsort(fit.error[samples, queries_at], kind="stable")
-    order = order[: _MAX_HALF_SPACES // (n_tokens - 1)]
+    order = order[: most_half_spaces(width * d) // (n_tokens - 1)]
     samples, queries_at = samples[order], queries_at[order]
     chosen = fit.patterns[samples, queries_at].argmax(axis=1)
-    gaps = rows.tokens[samples, chosen][:, None] - rows.tokens[samples]
+    gaps = (rows.tokens[samples, chosen][:, None] - rows.tokens[samples]).reshape(-1, d)
     queries = _with_constant(rows.queries[samples, queries_at], width)
-    normals = (queries[:, None, :, None] * gaps[:, :, None, :]).reshape(-1, width * d)
-    # A token equal to the chosen one gives no gap and promises nothing.
-    return normals[np.abs(normals).max(axis=1, initial=0.0) > 0.0]
+    queries = np.repeat(queries, n_tokens, axis=0)
+    # A token equal to the chosen one, and so itself, gives no gap and promises nothing.
+    promised = (gaps != 0.0).any(axis=1) & (queries != 0.0).any(axis=1)
+    return queries[promised], gaps[promised]
 
 
 def _with_constant(queries: Array, width: int) -> Array:
