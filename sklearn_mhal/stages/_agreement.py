@@ -17,6 +17,7 @@ from .._forward import Array
 # Samples whose projected tokens are closer than this to coinciding, relative to their own
 # size, cannot tell patterns apart.
 _DEGENERATE = 1e-6
+_FLOOR = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Rows:
         power = np.einsum("nro,nro->n", self.labels, self.labels)
         return float(self.weights @ power) / (self.weights.sum() * self.labels.shape[1])
 
-    def take(self, samples: Array) -> Rows:
+    def take(self, samples: Array | slice) -> Rows:
         """Return a selection of samples."""
         return Rows(self.tokens[samples], self.labels[samples], self.weights[samples])
 
@@ -78,13 +79,18 @@ def fit_patterns(rows: Rows, total: Array) -> RowFit:
         projected = projected + total[n_features]
     differences = projected[:, :-1] - projected[:, -1:]
     gram = differences @ differences.transpose(0, 2, 1)
-    eigenvalues, vectors = np.linalg.eigh(gram)
-    typical = max(float(np.mean(eigenvalues)), 1e-300)
-    determined = eigenvalues[:, 0] > _DEGENERATE * typical
-    reciprocal = 1.0 / np.maximum(eigenvalues, _DEGENERATE * typical)
-    inverse = (vectors * reciprocal[:, None, :]) @ vectors.transpose(0, 2, 1)
+    # The inverse of the smallest eigenvalue is between trace(G^-1)/(k-1) and trace(G^-1).
+    diagonal = np.einsum("nii->ni", gram)
+    typical = max(float(diagonal.mean()), 1e-300)
+    # Only so that equal tokens do not stop the inversion.
+    diagonal += _FLOOR * typical
+    inverse = np.linalg.inv(gram)
+    determined = np.einsum("nii->n", inverse) * _DEGENERATE * typical < 1.0
     target = rows.labels - projected[:, -1:]
-    leading = (target @ differences.transpose(0, 2, 1)) @ inverse
+    transposed = np.ascontiguousarray(differences.transpose(0, 2, 1))
+    leading = (target @ transposed) @ inverse
+    # One step of refinement: the floor must not show in the residual of an exact row.
+    leading += ((target - leading @ differences) @ transposed) @ inverse
     patterns = np.concatenate([leading, 1.0 - leading.sum(axis=2, keepdims=True)], axis=2)
     residual = target - leading @ differences
     error = np.einsum("nro,nro->nr", residual, residual) / max(rows.label_power, 1e-300)

@@ -22,8 +22,10 @@ import numpy as np
 from .._examples import Examples
 from .._forward import Array
 
-_OVERSAMPLING = 8
-_POWER_STEPS = 2
+_OVERSAMPLING = 4
+_POWER_STEPS = 1
+# Blocks up to this size are kept between passes instead of being made anew.
+_KEPT_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +136,20 @@ def moment_span(examples: Examples, *, n_directions: int, generator: np.random.G
     linear = _linear_part(examples, examples.readout == "mean")
     n_columns = min(n_directions + _OVERSAMPLING, d * d, d * n_outputs)
 
+    def blocks() -> Iterator[_Block]:
+        return _blocks(examples, linear, n_columns)
+
+    per_sample = examples.n_tokens * (d + max(n_outputs, d * n_columns))
+    kept = list(blocks()) if 8 * examples.n_samples * per_sample <= _KEPT_BYTES else None
+
     def right(columns: Array) -> Array:
         columns = columns.reshape(d, n_outputs, -1)
-        parts = (_right_product(block, columns) for block in _blocks(examples, linear, n_columns))
+        parts = (_right_product(block, columns) for block in kept or blocks())
         return np.asarray(sum(parts)).reshape(d * d, -1)
 
     def left(columns: Array) -> Array:
         columns = columns.reshape(d, d, -1)
-        parts = (_left_product(block, columns) for block in _blocks(examples, linear, n_columns))
+        parts = (_left_product(block, columns) for block in kept or blocks())
         return np.asarray(sum(parts)).reshape(d * n_outputs, -1)
 
     sketch = np.linalg.qr(right(generator.standard_normal((d * n_outputs, n_columns))))[0]
@@ -150,5 +158,4 @@ def moment_span(examples: Examples, *, n_directions: int, generator: np.random.G
     small = left(sketch)
     _, values, rotation = np.linalg.svd(small, full_matrices=False)
     basis = (sketch @ rotation.T).T.reshape(-1, d, d)
-    kept = min(n_directions, len(values))
-    return MomentSpan(basis=basis[:kept], singular_values=values[: n_directions + 1])
+    return MomentSpan(basis=basis[:n_directions], singular_values=values[: n_directions + 1])

@@ -29,6 +29,8 @@ _OUTSIDE = 0.05
 # Relative squared residual of rows that agree up to rounding.
 EXACT_AGREEMENT = 1e-26
 _MAX_PRODUCTS = 60
+_MAX_STEPS = 12
+_NEARLY_EXACT = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +50,7 @@ class RefinedSum(StageResult):
 
 
 @timed
-def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_steps: int = 3) -> RefinedSum:
+def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_steps: int = 2) -> RefinedSum:
     """Improve the sum on a shrinking fraction of agreeing rows.
 
     Parameters
@@ -61,7 +63,7 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
         only nearly agree, and more samples needed: at least six equations an unknown are
         kept whatever the fraction.
     n_steps : int
-        Gauss-Newton steps at each fraction.
+        Gauss-Newton steps at each fraction on the way; twice as many at the last.
 
     Returns
     -------
@@ -87,18 +89,26 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
     rows = load_rows(examples)
     n_rows = rows.labels.shape[0] * rows.labels.shape[1]
     least = min(n_rows, int(np.ceil(6 * total.size / n_free)))
-    # Most of the way is made on few rows: the first fractions only leave the crude basin.
     disagreement, n_kept = np.inf, n_rows
     for share in _shares(fraction):
-        n_kept = max(int(share * n_rows), least)
-        for _ in range(n_steps):
-            fit = fit_patterns(rows, total)
-            samples, chosen, worst = _best_rows(fit, n_kept)
-            disagreement = worst
-            total = total + _gauss_newton(rows.take(samples), _take(fit, samples), chosen, total)
-            if worst < EXACT_AGREEMENT:
+        # As many rows are kept at every share, from ever more samples: the first shares only
+        # leave the crude basin, and few rows are enough for that.
+        n_kept = max(int(fraction * n_rows), least)
+        n_used = min(len(rows.tokens), int(np.ceil(n_kept / (share * rows.labels.shape[1]))))
+        some = rows.take(slice(0, n_used))
+        last = n_used == len(rows.tokens)
+        for step in range(_MAX_STEPS):
+            fit = fit_patterns(some, total)
+            samples, chosen, disagreement = _best_rows(fit, n_kept)
+            if disagreement < EXACT_AGREEMENT:
                 break
-        if disagreement < EXACT_AGREEMENT or n_kept == least:
+            total = total + _gauss_newton(some.take(samples), _take(fit, samples), chosen, total, disagreement)
+            # Rows this close are exact equations, and fewer of them would determine less:
+            # stay, and let the steps converge.
+            settled = disagreement < _NEARLY_EXACT
+            if step + 1 >= (2 * n_steps if last else n_steps) and not settled:
+                break
+        if last or disagreement < _NEARLY_EXACT:
             break
     return RefinedSum(
         total=examples.units.sum_out(total),
@@ -114,7 +124,7 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
 
 
 def _shares(fraction: float) -> list[float]:
-    shares = [share for share in (0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005) if share > fraction]
+    shares = [share for share in (0.5, 0.25, 0.12, 0.06, 0.03, 0.015) if share > fraction]
     return [*shares, fraction]
 
 
@@ -143,7 +153,7 @@ def _take(fit: RowFit, samples: Array) -> RowFit:
     )
 
 
-def _gauss_newton(rows: Rows, fit: RowFit, chosen: Array, total: Array) -> Array:
+def _gauss_newton(rows: Rows, fit: RowFit, chosen: Array, total: Array, error: float) -> Array:
     """Solve for the change of the sum by conjugate gradients.
 
     The preconditioner is the regression without projectors, ``mean(phi phi^T) (x) I``.
@@ -167,8 +177,10 @@ def _gauss_newton(rows: Rows, fit: RowFit, chosen: Array, total: Array) -> Array
     residual = flat.T @ (fit.residual * mask).reshape(len(flat), -1)
     preconditioned = search = inverse @ residual
     power = first = float(np.vdot(residual, preconditioned))
+    # As exact as the rows are: their own disagreement bounds what a better step could gain.
+    forcing = min(1e-2, max(1e-16, error))
     for _ in range(_MAX_PRODUCTS):
-        if not power > 1e-12 * first:
+        if not power > forcing * first:
             break
         image = product(search)
         curvature = float(np.vdot(search, image))
