@@ -144,11 +144,17 @@ class Examples:
         )
 
     def chunks(self, n_heads: int) -> Iterator[Examples]:
-        """Yield all samples in memory order, a bounded number at a time."""
-        ranks = np.argsort(self.order, kind="stable")
+        """Yield all samples, a bounded number at a time: in memory order, or by lot if all at once.
+
+        Lots make sums of the same samples equal to the last bit, wherever they lie.
+        """
         per_token = n_heads * (3 * self.n_features + 4 * self.n_tokens + 2 * self.n_outputs)
         per_sample = 8 * self.n_tokens * (per_token + 4 * self.n_features)
         size = samples_per_chunk(per_sample, self.n_samples)
+        if size >= self.n_samples:
+            yield self
+            return
+        ranks = np.argsort(self.order, kind="stable")
         for start in range(0, self.n_samples, size):
             yield self.pick(ranks[start : start + size])
 
