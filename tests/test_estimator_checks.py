@@ -1,0 +1,92 @@
+"""scikit-learn's own checks: as it comes, and with every check running through attention.
+
+No check is expected to fail. Columns as tokens are the only tokens that every check's input has; a
+label that hangs on one certain column is out of their reach, which their tag ``poor_score`` says.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from sklearn_mhal import AttentionLayer, MultiHeadAttentionLearner
+
+ATTENTION = [
+    dict(readout="mean"),
+    dict(readout="first"),
+    dict(readout="first", n_heads=2),
+    dict(readout="mean", n_heads=2, fit_intercept=False),
+]
+
+
+def through_attention(**settings):
+    return MultiHeadAttentionLearner(n_tokens="features", **settings)
+
+
+# The labels of the checks are noise, and the best attention to noise is often a hard choice, with
+# infinite matrices. A penalty keeps it finite, so that no fit has anything to warn of.
+default_checks = parametrize_with_checks([MultiHeadAttentionLearner()])
+penalised_checks = parametrize_with_checks([through_attention(alpha=0.01, **one) for one in ATTENTION])
+plain_checks = parametrize_with_checks([through_attention(**one) for one in ATTENTION])
+
+
+@default_checks
+def test_default(estimator, check):
+    check(estimator)
+
+
+@penalised_checks
+def test_through_attention(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.filterwarnings(
+    # As in scikit-learn's own suite. Without a penalty the warning is right: see above.
+    f"ignore::{ConvergenceWarning.__module__}.{ConvergenceWarning.__name__}"
+)
+@plain_checks
+def test_through_attention_without_penalty(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("checks", [default_checks, penalised_checks, plain_checks])
+def test_sixty_checks_are_collected_and_none_is_expected_to_fail(checks):
+    collected = checks.mark.args[1]
+    # A check that is expected to fail comes as a pytest.param with a mark instead.
+    assert all(type(pair) is tuple for pair in collected)
+    counts = Counter(str(estimator) for estimator, _ in collected)
+    assert len(counts) == (1 if checks is default_checks else len(ATTENTION))
+    assert min(counts.values()) >= 60
+
+
+@pytest.mark.parametrize("settings", ATTENTION)
+def test_columns_as_tokens_are_attended_to(settings):
+    """The configurations above mean what they say."""
+    X = np.random.default_rng(0).standard_normal((60, 4))
+    outputs = AttentionLayer([[[1.0]]], [[[1.0]]]).predict(X[:, :, None])[:, :, 0]
+    y = outputs[:, 0] if settings["readout"] == "first" else outputs.mean(axis=1)
+    estimator = through_attention(alpha=1e-4, random_state=0, **settings).fit(X, y)
+    assert estimator.n_tokens_ == 4
+    uniform = 1.0 / 4.0
+    assert np.abs(estimator.attention_weights(X) - uniform).max() > 0.1
+
+
+def test_array_api_check_runs():
+    """The one check that needs a setting from before scipy's import."""
+    code = (
+        "from sklearn.utils.estimator_checks import check_array_api_input as check\n"
+        "from sklearn_mhal import AttentionLayer, MultiHeadAttentionLearner as Learner\n"
+        "for estimator in (Learner(), Learner(n_tokens='features', readout='mean', alpha=0.01)):\n"
+        "    check('Learner', estimator, array_namespace='numpy', expect_only_array_outputs=False)\n"
+    )
+    environment = os.environ | {"SCIPY_ARRAY_API": "1"}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
