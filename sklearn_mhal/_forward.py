@@ -21,6 +21,7 @@ size of one sample. The derivative of ``phi_i W_i`` in the direction ``dTheta_i`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -109,6 +110,13 @@ class TokenRows:
         self.root_weights = root_weights
         self.row_scale = None if root_weights is None else np.repeat(root_weights, self.rows_per_sample)
 
+    def single(self) -> TokenRows:
+        """Return the same rows in single precision."""
+        other = copy.copy(self)
+        for name in ("tokens", "keys", "queries"):
+            setattr(other, name, getattr(self, name).astype(np.float32))
+        return other
+
     def patterns(self, attention: Array) -> Array:
         """Return the attention patterns, shape ``(n, n_queries * m, k)``, queries outermost."""
         n_heads = attention.shape[1] // self.n_features
@@ -158,6 +166,11 @@ class TokenRows:
         change *= patterns
         return change
 
+    @staticmethod
+    def transposed(values: Array) -> Array:
+        """Return values transposed within each sample, contiguous: ``(n, d_out, m * k)``."""
+        return np.ascontiguousarray(values.transpose(0, 2, 1))
+
     def forward_product(self, direction: Array, patterns: Array, values: Array) -> Array:
         """Return the change of the outputs for a change of the attention: ``(n_rows, d_out)``."""
         change = self.pattern_change(direction, patterns)
@@ -166,17 +179,22 @@ class TokenRows:
             change = change.sum(axis=1, keepdims=True)
         return (change @ values).reshape(self.n_rows, values.shape[2])
 
-    def backward_product(self, residual: Array, patterns: Array, values: Array) -> Array:
+    def backward_product(
+        self, residual: Array, patterns: Array, values: Array, transposed: Array | None = None
+    ) -> Array:
         """Return the gradient of ``<residual, output>`` in the stacked attention.
 
-        The adjoint of :meth:`forward_product`.
+        The adjoint of :meth:`forward_product`. Callers that take many products at one position
+        pass the values as :meth:`transposed` gives them too.
         """
         n_outputs = values.shape[2]
-        pull = residual.reshape(self.n_samples, self.rows_per_sample, n_outputs) @ values.transpose(0, 2, 1)
+        if transposed is None:
+            transposed = self.transposed(values)
+        pull = residual.reshape(self.n_samples, self.rows_per_sample, n_outputs) @ transposed
         if self.averages:
-            pull = np.broadcast_to(pull, (self.n_samples, self.n_queries, pull.shape[2]))
+            pull = np.repeat(pull, self.n_queries, axis=1)
         pull = pull.reshape(patterns.shape)
-        pull = pull - np.einsum("nab,nab->na", patterns, pull)[..., None]
+        pull -= np.einsum("nab,nab->na", patterns, pull)[..., None]
         pull *= patterns
         gathered = (pull @ self.tokens).reshape(len(self.queries), -1)
         return self.queries.T @ gathered

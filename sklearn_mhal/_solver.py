@@ -14,7 +14,7 @@ thread pools, numpy's and scipy's, make the same fit an order of magnitude slowe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,12 @@ from ._forward import Array, TokenRows
 _STEP_REJECTIONS = 10
 _DAMPING_FLOOR = 1e-14
 _BLOCK_OVERSAMPLING = 16
+_MARGIN = 30.0
+_FORCING_FLOOR = 1e-4
+# Steps shorter than this, relatively, leave the normal equations nearly as they were.
+_SETTLED = 0.1
+_SUBSPACE_NUMBERS = 2_000_000
+_NEARLY_EXACT = 1e-5
 # A hundredth of a standard error left to go is nothing that data could tell.
 _OFFSET = 1e-2
 
@@ -103,6 +109,7 @@ class Problem:
     attention_ridge: float = 0.0
     label_power: float = field(init=False)
     query_moment: Array = field(init=False)
+    single_rows: TokenRows = field(init=False)
 
     def __post_init__(self) -> None:
         centred = self.labels
@@ -112,6 +119,7 @@ class Problem:
             mean = ones @ centred / max(float(ones @ ones), 1e-300)
             centred = centred - ones[:, None] * mean
         self.label_power = max(float(np.vdot(centred, centred)), 1e-300)
+        self.single_rows = self.rows.single()
         queries = self.rows.queries
         moment = queries.T @ queries / max(len(queries), 1)
         floor = 1e-8 * max(float(np.trace(moment)), 1e-300) / len(moment)
@@ -174,6 +182,7 @@ class _Linearisation:
         if problem.attention_ridge:
             self.gradient -= problem.attention_ridge * state.attention
         self.block = self._head_block()
+        self.fast = self._single()
         self.scale = max(float(np.trace(self.block)) / len(self.block), 1e-300)
 
     def _head_block(self) -> Array:
@@ -201,36 +210,120 @@ class _Linearisation:
         # and the queries' own share is what remains.
         return stacked @ stacked.T
 
-    def product(self, direction: Array) -> Array:
-        rows = self.problem.rows
-        change = rows.forward_product(direction, self.state.patterns, self.values)
-        change -= self.basis @ (self.basis.T @ change)
-        return rows.backward_product(change, self.state.patterns, self.values)
+    def _single(self) -> tuple[TokenRows, Array, Array, Array, Array]:
+        """Everything a product reads, in single precision."""
+        values = self.values.astype(np.float32)
+        return (
+            self.problem.single_rows,
+            self.state.patterns.astype(np.float32),
+            values,
+            TokenRows.transposed(values),
+            self.basis.astype(np.float32),
+        )
 
-    def step(self, damping: float, *, forcing: float, max_products: int) -> tuple[Array, float, int]:
+    def product(self, direction: Array) -> Array:
+        """Return ``J^T J`` times a direction, in single precision."""
+        rows, patterns, values, transposed, basis = self.fast
+        change = rows.forward_product(direction.astype(np.float32), patterns, values)
+        change -= basis @ (basis.T @ change)
+        return rows.backward_product(change, patterns, values, transposed)
+
+    def step(
+        self, damping: float, *, forcing: float, max_products: int, known: _Subspace
+    ) -> tuple[Array, float, int]:
         """Solve for a step; return it, the predicted decrease of the loss and the products spent."""
         shift = damping * self.scale + self.problem.attention_ridge
         block = self.block + max(shift, 1e-10 * self.scale) * np.eye(len(self.block))
         left = np.linalg.inv(self.problem.query_moment)
         right = np.linalg.inv(block)
-        step = np.zeros_like(self.gradient)
+        def precondition(vector: Array) -> Array:
+            return known.precondition(vector, lambda inner: left @ inner @ right)
+
         residual = self.gradient.copy()
-        search = preconditioned = left @ residual @ right
+        step = np.zeros_like(residual)
+        search = preconditioned = precondition(residual)
         power = first = float(np.vdot(residual, preconditioned))
         n_products = 0
-        while power > forcing**2 * first and n_products < max_products:
+        gained, attainable = 0.0, np.inf
+        if self.state.error < _NEARLY_EXACT:
+            # Where the labels are all but explained, what a step can gain is the whole loss, and
+            # that measures the error in the norm that counts; a small preconditioned residual
+            # does not, when few rows carry some directions.
+            attainable, first = self.state.regression.loss, 1e-4 * first
+            max_products *= 3
+        while (
+            power > forcing**2 * first
+            and n_products < max_products
+            and gained < (1.0 - forcing**2) * attainable
+        ):
             image = self.product(search) + shift * search
             curvature = float(np.vdot(search, image))
             n_products += 1
             if not curvature > 0.0:
                 break
+            known.collect(search, image, curvature)
             length = power / curvature
+            gained += length * power
             step += length * search
             residual -= length * image
-            preconditioned = left @ residual @ right
+            preconditioned = precondition(residual)
             previous, power = power, float(np.vdot(residual, preconditioned))
             search = preconditioned + (power / previous) * search
         return step, float(np.vdot(step, self.gradient)), n_products
+
+
+class _Subspace:
+    """Conjugate directions that earlier solves explored, as a preconditioner.
+
+    With directions ``S`` and images ``A S`` of the matrix as it was, the preconditioner
+    ``(I - S K (A S)^T) M (I - A S K S^T) + S K S^T``, ``K = (S^T A S)^-1``, is exact on the subspace
+    and positive definite whatever the matrix has become since: near the solution it hardly
+    changes from step to step, so its slow directions need to be found only once.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        width = int(np.prod(shape))
+        self.capacity = int(np.clip(_SUBSPACE_NUMBERS // max(width, 1), 16, 512))
+        self.directions = np.empty((self.capacity, width), dtype=np.float32)
+        self.images = np.empty((self.capacity, width), dtype=np.float32)
+        self.inverse = np.empty((0, 0), dtype=np.float32)
+        self.n_collected = 0
+
+    def collect(self, direction: Array, image: Array, curvature: float) -> None:
+        """Remember a direction of the solve in progress; one beyond the capacity is dropped."""
+        if self.n_collected < self.capacity:
+            # Unit curvature keeps single precision away from under- and overflow.
+            root = np.sqrt(curvature)
+            self.directions[self.n_collected] = direction.ravel() / root
+            self.images[self.n_collected] = image.ravel() / root
+            self.n_collected += 1
+
+    def use(self) -> None:
+        """Let the following solves use what was collected."""
+        used = slice(0, self.n_collected)
+        small = (self.directions[used] @ self.images[used].T).astype(np.float64)
+        values, vectors = np.linalg.eigh(0.5 * (small + small.T))
+        # Exact conjugacy would make every value 1; what rounding left nearly dependent is cut.
+        kept = vectors[:, values > 1e-3]
+        self.inverse = ((kept / values[values > 1e-3]) @ kept.T).astype(np.float32)
+
+    def clear(self) -> None:
+        """Forget everything: the equations have changed."""
+        self.inverse = np.empty((0, 0), dtype=np.float32)
+        self.n_collected = 0
+
+    def precondition(self, vector: Array, inner: Callable[[Array], Array]) -> Array:
+        """Return what the preconditioner `inner` makes of a vector, exact on the subspace."""
+        if not len(self.inverse):
+            return inner(vector)
+        used = slice(0, len(self.inverse))
+        directions, images = self.directions[used], self.images[used]
+        flat = vector.ravel().astype(np.float32)
+        share = self.inverse @ (directions @ flat)
+        rest = inner((flat - share @ images).astype(np.float64).reshape(self.shape)).ravel()
+        share -= self.inverse @ (images @ rest.astype(np.float32))
+        return (rest + share @ directions).reshape(self.shape)
 
 
 def _relative_offset(problem: Problem, state: State, decrease: float) -> float:
@@ -270,26 +363,39 @@ def steps(
     state = problem.evaluate(attention)
     previous_length = 0.0
     n_products = 0
+    known = _Subspace(state.attention.shape)
     while True:
         linear = _Linearisation(problem, state)
         # As exact as the residual is small: the steps then still converge superlinearly.
-        forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), 1e-8))
+        # The floor is what products in single precision can deliver; gradient, residual and
+        # projections are double, so a further step gains as many digits again.
+        forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), _FORCING_FLOOR))
         growth = 4.0
         for _ in range(_STEP_REJECTIONS):
-            step, decrease, spent = linear.step(damping, forcing=forcing, max_products=max_products)
+            step, decrease, spent = linear.step(
+                damping, forcing=forcing, max_products=max_products, known=known
+            )
             n_products += spent
             trial = problem.evaluate(state.attention + step)
             if trial.error < state.error or decrease < 1e-15 * state.error * problem.label_power:
                 break
+            known.clear()
             # Faster and faster: the floor is twelve orders below where every step is accepted.
             damping *= growth
             growth *= 2.0
         else:
             return
         length = float(np.linalg.norm(step) / max(float(np.linalg.norm(trial.attention)), 1e-300))
+        if length < _SETTLED and state.error < _SETTLED:
+            known.use()
+        else:
+            known.clear()
         # The first step knows nothing of the contraction, so it counts in full.
         contraction = max(length / previous_length, forcing) if previous_length else 1.0
-        contraction = min(1.0, contraction)
+        # Without noise the residual itself tells: it shrinks in proportion to the distance, up to
+        # directions that few rows determine, for which the margin is.
+        shrinkage = _MARGIN * np.sqrt(trial.error / state.error) if state.error > 0.0 else 1.0
+        contraction = min(1.0, contraction, shrinkage)
         previous_length = length
         stalled = not trial.error < state.error
         if not stalled:

@@ -82,10 +82,12 @@ def find_heads(
     limit = examples.information_limit(n_heads or 1)
     n_test = int(np.clip(examples.n_samples - 3 * limit, 1, max(1, validation_fraction * examples.n_samples)))
     n_test = min(n_test, examples.n_samples - 1) if examples.n_samples > 1 else 0
-    test = examples.first(n_test) if n_test else examples
+    # The last lots are held out, so that the first ones serve the search and the polish alike.
+    n_train = examples.n_samples - n_test
+    test = examples.between(n_train, examples.n_samples) if n_test else examples
     named = tuple(frame.source for frame in span.frames)
     search = Search(
-        train=examples.between(n_test, examples.n_samples),
+        train=examples.first(n_train),
         test=test,
         span=span,
         sources=named if span.exclusive else (*named, "random"),

@@ -1,6 +1,6 @@
 """Stage 6, beyond the paper: all digits, by Levenberg-Marquardt on every parameter.
 
-A few samples first: eight times the information limit determines a noise-free layer to
+A few samples first: six times the information limit determines a noise-free layer to
 rounding, and one pass over all samples then confirms it. Where the pass finds noise, the solver
 finishes on all samples: the least-squares estimate, which meets the Cramer-Rao bound.
 """
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._examples import Examples
-from .._forward import Array
+from .._forward import Array, TokenRows
 from .._solver import Solution, solve
 from ..layer import AttentionLayer
 from ._result import StageResult, timed
 
-_FEW = 8
+_FEW = 6
+_POOL = 8
 _LEAST_SAMPLES = 64
 # The estimate is of the norm of all attention together; a weak head's own error, or its
 # projection's, is a modest multiple of it.
-_SAFETY = 0.03
+_SAFETY = 0.1
 # Relative squared residual under which rounding is all that is left on samples not solved.
 _ROUNDING = 1e-17
 
@@ -77,7 +78,8 @@ def polish(
     n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
     penalties = dict(ridge=ridge, attention_ridge=attention_ridge)
     settings = dict(tol=_SAFETY * tol, max_iter=max_iter, max_products=200)
-    solution = solve(examples.first(n_few).problem(**penalties), attention, **settings)
+    chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
+    solution = solve(chosen.problem(**penalties), attention, **settings)
     n_iter, n_products = solution.n_steps, solution.n_products
     error = residual_power(examples, solution)
     noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
@@ -101,6 +103,28 @@ def polish(
             f"solved on {n_few} of {examples.n_samples}"
         ),
     )
+
+
+def soft_samples(examples: Examples, attention: Array, n_chosen: int) -> Examples:
+    """Return the samples whose patterns are softest, in the mean over queries and heads.
+
+    The derivative of a pattern p in its logits is ``diag(p) - p p^T``, of trace ``1 - |p|^2``: a
+    saturated pattern carries no information on the attention, and under hard attention most
+    patterns are saturated.
+    """
+    if examples.n_samples <= n_chosen:
+        return examples
+    softness = np.empty(examples.n_samples)
+    n_heads = attention.shape[1] // examples.n_features
+    size = max(1, examples.n_samples // max(1, examples.n_samples // 512))
+    for start in range(0, examples.n_samples, size):
+        part = examples.between(start, start + size)
+        rows = TokenRows(part.white_tokens(), affine=examples.fit_intercept, readout=examples.readout)
+        patterns = rows.patterns(attention)
+        softness[start : start + size] = 1.0 - np.einsum("nab,nab->n", patterns, patterns) / (
+            rows.n_queries * n_heads
+        )
+    return examples.pick(np.sort(np.argsort(-softness, kind="stable")[:n_chosen]))
 
 
 def residual_power(examples: Examples, solution: Solution) -> float:
