@@ -47,6 +47,17 @@ class Rows:
         return Rows(self.tokens[samples], self.labels[samples], self.weights[samples])
 
 
+def no_agreement(examples: Examples) -> str | None:
+    """Return why no row can show a pattern of its own, None if rows can."""
+    if examples.readout == "mean":
+        return "averaged rows mix the patterns of all queries"
+    if examples.n_tokens < 2:
+        return "a single token has no pattern"
+    if examples.n_outputs <= examples.n_tokens - 1:
+        return f"n_outputs={examples.n_outputs} must exceed n_tokens - 1 = {examples.n_tokens - 1}"
+    return None
+
+
 def load_rows(examples: Examples) -> Rows:
     """Bring samples into memory."""
     weights = np.ones(examples.n_samples) if examples.weights is None else examples.weights

@@ -76,15 +76,18 @@ def polish(
     """
     n_heads = attention.shape[1] // examples.n_features
     n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
-    penalties = dict(ridge=ridge, attention_ridge=attention_ridge)
-    settings = dict(tol=_SAFETY * tol, max_iter=max_iter, max_products=200)
+
+    def run(samples: Examples, start: Array) -> Solution:
+        problem = samples.problem(ridge=ridge, attention_ridge=attention_ridge)
+        return solve(problem, start, tol=_SAFETY * tol, max_iter=max_iter, max_products=200)
+
     chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
-    solution = solve(chosen.problem(**penalties), attention, **settings)
+    solution = run(chosen, attention)
     n_iter, n_products = solution.n_steps, solution.n_products
     error = residual_power(examples, solution)
     noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
     if n_few < examples.n_samples and (noisy or not solution.converged):
-        solution = solve(examples.problem(**penalties), solution.attention, **settings)
+        solution = run(examples, solution.attention)
         n_iter += solution.n_steps
         n_products += solution.n_products
         error = residual_power(examples, solution)

@@ -20,7 +20,7 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
-from ._agreement import RowFit, Rows, fit_patterns, load_rows
+from ._agreement import RowFit, Rows, fit_patterns, load_rows, no_agreement
 from ._result import StageResult, timed
 
 # A row whose best pattern leaves the simplex by more than this is not one pattern seen through
@@ -70,22 +70,17 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
     RefinedSum
     """
     n_free = examples.n_outputs - (examples.n_tokens - 1)
-    unchanged = dict(
-        total=examples.units.sum_out(total),
-        internal=total,
-        n_samples=examples.n_samples,
-        n_rows=0,
-        improved=False,
-    )
-    if examples.readout == "mean" or examples.n_tokens < 2 or n_free < 1:
-        reason = (
-            "averaged rows mix queries"
-            if examples.readout == "mean"
-            else "a single token has no pattern"
-            if examples.n_tokens < 2
-            else f"n_outputs={examples.n_outputs} must exceed n_tokens - 1 = {examples.n_tokens - 1}"
+    obstacle = no_agreement(examples)
+    if obstacle is not None:
+        return RefinedSum(
+            total=examples.units.sum_out(total),
+            internal=total,
+            disagreement=np.inf,
+            n_rows=0,
+            improved=False,
+            n_samples=examples.n_samples,
+            message=f"kept the crude sum: {obstacle}",
         )
-        return RefinedSum(message=f"kept the crude sum: {reason}", disagreement=np.inf, **unchanged)
     rows = load_rows(examples)
     n_rows = rows.labels.shape[0] * rows.labels.shape[1]
     least = min(n_rows, int(np.ceil(6 * total.size / n_free)))
