@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
@@ -55,6 +56,22 @@ class Regression:
         return solve_triangular(self.factor, self.design.T, lower=True, check_finite=False).T
 
 
+def factorise(gram: Array) -> Array:
+    """Return the lower Cholesky factor of a Gram matrix, which is overwritten.
+
+    A floor makes it exist where heads coincide; refinement and the residual, computed from the
+    labels themselves, do not feel it elsewhere.
+    """
+    diagonal = np.einsum("ii->i", gram)
+    floor = 1e-14 * float(diagonal.max(initial=1e-300))
+    while True:
+        try:
+            diagonal += floor
+            return np.asarray(cholesky(gram, lower=True, check_finite=False))
+        except LinAlgError:
+            floor *= 100.0
+
+
 def regress(
     pooled: Array, labels: Array, *, row_scale: Array | None, fit_intercept: bool, ridge: float
 ) -> Regression:
@@ -65,19 +82,9 @@ def regress(
         ones = np.ones(len(pooled)) if row_scale is None else row_scale
         design = np.concatenate([pooled, ones[:, None]], axis=1)
     gram = design.T @ design
-    diagonal = np.einsum("ii->i", gram)
-    diagonal[:n_columns] += ridge
+    np.einsum("ii->i", gram)[:n_columns] += ridge
     right = design.T @ labels
-    # The floor only makes the factorisation exist where heads coincide; refinement and the
-    # residual, computed from the labels themselves, do not feel it elsewhere.
-    floor = 1e-14 * float(diagonal.max(initial=1e-300))
-    while True:
-        try:
-            diagonal += floor
-            factor = cholesky(gram, lower=True, check_finite=False)
-            break
-        except LinAlgError:
-            floor *= 100.0
+    factor = factorise(gram)
     solution = cho_solve((factor, True), right, check_finite=False)
     defect = design.T @ (labels - design @ solution)
     defect[:n_columns] -= ridge * solution[:n_columns]
@@ -109,7 +116,6 @@ class Problem:
     attention_ridge: float = 0.0
     label_power: float = field(init=False)
     query_moment: Array = field(init=False)
-    single_rows: TokenRows = field(init=False)
 
     def __post_init__(self) -> None:
         centred = self.labels
@@ -119,11 +125,15 @@ class Problem:
             mean = ones @ centred / max(float(ones @ ones), 1e-300)
             centred = centred - ones[:, None] * mean
         self.label_power = max(float(np.vdot(centred, centred)), 1e-300)
-        self.single_rows = self.rows.single()
         queries = self.rows.queries
         moment = queries.T @ queries / max(len(queries), 1)
         floor = 1e-8 * max(float(np.trace(moment)), 1e-300) / len(moment)
         self.query_moment = moment + floor * np.eye(len(moment))
+
+    @cached_property
+    def single_rows(self) -> TokenRows:
+        """The rows in single precision."""
+        return self.rows.single()
 
     def evaluate(self, attention: Array) -> State:
         """Return everything known at one attention, the projections included."""
@@ -170,7 +180,7 @@ class Solution:
     message: str
 
 
-class _Linearisation:
+class Linearisation:
     """The normal equations of one step: products, gradient and preconditioner."""
 
     def __init__(self, problem: Problem, state: State) -> None:
@@ -229,7 +239,7 @@ class _Linearisation:
         return rows.backward_product(change, patterns, values, transposed)
 
     def step(
-        self, damping: float, *, forcing: float, max_products: int, known: _Subspace
+        self, damping: float, *, forcing: float, max_products: int, known: Subspace
     ) -> tuple[Array, float, int]:
         """Solve for a step; return it, the predicted decrease of the loss and the products spent."""
         shift = damping * self.scale + self.problem.attention_ridge
@@ -272,7 +282,7 @@ class _Linearisation:
         return step, float(np.vdot(step, self.gradient)), n_products
 
 
-class _Subspace:
+class Subspace:
     """Conjugate directions that earlier solves explored, as a preconditioner.
 
     With directions ``S`` and images ``A S`` of the matrix as it was, the preconditioner
@@ -363,9 +373,9 @@ def steps(
     state = problem.evaluate(attention)
     previous_length = 0.0
     n_products = 0
-    known = _Subspace(state.attention.shape)
+    known = Subspace(state.attention.shape)
     while True:
-        linear = _Linearisation(problem, state)
+        linear = Linearisation(problem, state)
         # As exact as the residual is small: the steps then still converge superlinearly.
         # The floor is what products in single precision can deliver; gradient, residual and
         # projections are double, so a further step gains as many digits again.

@@ -212,7 +212,7 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
         }
         if self.polish:
             results["polish"] = polish(
-                examples, heads.attention, tol=self.tol, max_iter=self.max_iter, **penalties
+                examples, heads.attention, tol=self.tol, max_iter=self.max_iter, n_jobs=self.n_jobs, **penalties
             )
         return results
 

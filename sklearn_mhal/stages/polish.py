@@ -14,12 +14,18 @@ import numpy as np
 from .._examples import Examples
 from .._forward import Array, TokenRows
 from .._solver import Solution, solve
+from .._sums import residual_power
 from ..layer import AttentionLayer
+from ._finish import finish
 from ._result import StageResult, timed
 
 _FEW = 6
 _POOL = 8
 _LEAST_SAMPLES = 64
+# Samples whose curvature stands for all: its relative error is about twice the root of unknowns
+# over equations.
+_PART = 128
+_LEAST_PART = 1024
 # The estimate is of the norm of all attention together; a weak head's own error, or its
 # projection's, is a modest multiple of it.
 _SAFETY = 0.1
@@ -55,6 +61,7 @@ def polish(
     max_iter: int = 100,
     ridge: float = 0.0,
     attention_ridge: float = 0.0,
+    n_jobs: int | None = None,
 ) -> Polish:
     """Polish a layer.
 
@@ -69,6 +76,8 @@ def polish(
         Largest number of solver steps, on few and on all samples each.
     ridge, attention_ridge : float
         Penalties, a mean over rows.
+    n_jobs : int or None
+        Workers for passes over all samples.
 
     Returns
     -------
@@ -84,13 +93,27 @@ def polish(
     chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
     solution = run(chosen, attention)
     n_iter, n_products = solution.n_steps, solution.n_products
-    error = residual_power(examples, solution)
+    error = _error(examples, solution, n_jobs)
     noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
     if n_few < examples.n_samples and (noisy or not solution.converged):
-        solution = run(examples, solution.attention)
+        n_part = max(_PART * examples.information_limit(n_heads), _LEAST_PART)
+        solution = run(examples.first(n_part), solution.attention)
+        if n_part < examples.n_samples:
+            n_iter += solution.n_steps
+            n_products += solution.n_products
+            solution = finish(
+                examples,
+                solution.attention,
+                n_part=n_part,
+                tol=tol,
+                max_iter=max_iter,
+                ridge=ridge,
+                attention_ridge=attention_ridge,
+                n_jobs=n_jobs,
+            )
         n_iter += solution.n_steps
         n_products += solution.n_products
-        error = residual_power(examples, solution)
+        error = _error(examples, solution, n_jobs)
         n_few = examples.n_samples
     return Polish(
         layer=examples.units.layer(solution.attention, solution.projection, solution.intercept),
@@ -105,6 +128,12 @@ def polish(
             f"{solution.message}; relative squared residual {error:.1e} on all samples, "
             f"solved on {n_few} of {examples.n_samples}"
         ),
+    )
+
+
+def _error(examples: Examples, solution: Solution, n_jobs: int | None) -> float:
+    return residual_power(
+        examples, solution.attention, solution.projection, solution.intercept, n_jobs=n_jobs
     )
 
 
@@ -128,21 +157,3 @@ def soft_samples(examples: Examples, attention: Array, n_chosen: int) -> Example
             rows.n_queries * n_heads
         )
     return examples.pick(np.sort(np.argsort(-softness, kind="stable")[:n_chosen]))
-
-
-def residual_power(examples: Examples, solution: Solution) -> float:
-    """Return the relative squared residual of a solution on all samples, chunk by chunk."""
-    residual, total = 0.0, 0.0
-    n_heads = solution.attention.shape[1] // examples.n_features
-    for chunk in examples.chunks(n_heads):
-        problem = chunk.problem()
-        rows = problem.rows
-        design = rows.pooled(rows.patterns(solution.attention))
-        offset = solution.intercept
-        if rows.row_scale is not None:
-            offset = np.outer(rows.row_scale, offset)
-        miss = problem.labels - design @ solution.projection - offset
-        residual += float(np.vdot(miss, miss))
-        # Labels have unit power about their mean by construction of the units.
-        total += float(np.vdot(problem.labels, problem.labels))
-    return residual / max(total, 1e-300)
