@@ -120,6 +120,10 @@ class ConvexBody:
         Interior rows alone have their minimum-norm least-squares point already; the convex
         program is needed where half-spaces cut, and its failure leaves the centre.
         """
+        return self._anchor
+
+    @cached_property
+    def _anchor(self) -> Array:
         if not len(self.margins) or self.violation(self.centre) <= 1.0:
             return self.centre
         try:
