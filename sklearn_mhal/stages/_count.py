@@ -27,6 +27,8 @@ _PATIENCE = 2
 # the solver has converged, so the threshold is generous; trying in vain costs one short start.
 _NEEDED = 0.03
 _NOISY_ROWS = 32
+# Enough to tell errors apart to a few per cent, and they are all held in memory.
+_MOST_HELD_OUT = 4096
 
 
 @timed
@@ -66,7 +68,7 @@ def find_heads(
     polish : bool
         Whether candidates are improved outside their frame; False is the paper's algorithm.
     validation_fraction : float in (0, 1)
-        Share of the samples held out. Fewer where samples are scarce: three times the
+        Share of the samples held out, at most 4096 of them. Fewer where samples are scarce: three times the
         information limit is left for training if possible.
     max_iter : int
         Solver steps of one start.
@@ -81,7 +83,7 @@ def find_heads(
     affordable = _affordable(examples, max_heads)
     limit = examples.information_limit(n_heads or 1)
     n_test = int(np.clip(examples.n_samples - 3 * limit, 1, max(1, validation_fraction * examples.n_samples)))
-    n_test = min(n_test, examples.n_samples - 1) if examples.n_samples > 1 else 0
+    n_test = min(n_test, _MOST_HELD_OUT, examples.n_samples - 1) if examples.n_samples > 1 else 0
     # The last lots are held out, so that the first ones serve the search and the polish alike.
     n_train = examples.n_samples - n_test
     test = examples.between(n_train, examples.n_samples) if n_test else examples
