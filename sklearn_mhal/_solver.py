@@ -32,6 +32,8 @@ _FORCING_FLOOR = 1e-4
 _SETTLED = 0.1
 _SUBSPACE_NUMBERS = 2_000_000
 _NEARLY_EXACT = 1e-5
+# Derivatives below this share of the labels (squared) are rounding.
+_SATURATED = 1e-16
 # A hundredth of a standard error left to go is nothing that data could tell.
 _OFFSET = 1e-2
 
@@ -193,7 +195,8 @@ class Linearisation:
             self.gradient -= problem.attention_ridge * state.attention
         self.block = self._head_block()
         self.fast = self._single()
-        self.scale = max(float(np.trace(self.block)) / len(self.block), 1e-300)
+        # Where every row is saturated nothing pulls, and steps must not grow for that.
+        self.scale = max(float(np.trace(self.block)) / len(self.block), _SATURATED * problem.label_power)
 
     def _head_block(self) -> Array:
         """``sum over rows of C C^T``, every sample seen through as many outputs as are needed.
@@ -234,9 +237,11 @@ class Linearisation:
     def product(self, direction: Array) -> Array:
         """Return ``J^T J`` times a direction, in single precision."""
         rows, patterns, values, transposed, basis = self.fast
-        change = rows.forward_product(direction.astype(np.float32), patterns, values)
+        # Where all rows are saturated directions are long beyond what single precision holds.
+        unit = max(float(np.abs(direction).max(initial=0.0)), 1e-300)
+        change = rows.forward_product((direction / unit).astype(np.float32), patterns, values)
         change -= basis @ (basis.T @ change)
-        return rows.backward_product(change, patterns, values, transposed)
+        return unit * rows.backward_product(change, patterns, values, transposed).astype(np.float64)
 
     def step(
         self, damping: float, *, forcing: float, max_products: int, known: Subspace
