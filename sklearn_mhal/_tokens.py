@@ -211,10 +211,7 @@ def check_weights(sample_weight: Any, X: Array) -> Array | None:
     """Validate sample weights: non-negative, finite, not all zero; None stays None."""
     if sample_weight is None:
         return None
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if not np.any(weights > 0):
-        raise ValueError("sample_weight is zero for every sample; at least one must be positive.")
-    return np.asarray(weights)
+    return np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
 
 
 def forget_fit(estimator: Any) -> None:
