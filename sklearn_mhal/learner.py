@@ -46,7 +46,186 @@ logger = logging.getLogger("sklearn_mhal")
 
 
 class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
-    """Learn a multi-head attention layer by the staged algorithm of Chen and Li."""
+    """Learn a multi-head attention layer from examples of its inputs and outputs.
+
+    The model is ``F(X) = sum_i softmax(X Theta_i X^T + 1 (X u_i)^T) X W_i + 1 c^T``, the softmax row
+    by row. The learner finds the number of heads and every head's attention matrix ``Theta_i``, key
+    bias ``u_i`` and projection matrix ``W_i``, by the stages of Chen and Li [1]_ and a polish to machine
+    precision. On data that no such layer made it gives the best one that it finds.
+
+    Parameters
+    ----------
+    n_heads : "auto" or int >= 1, default="auto"
+        Number of heads. "auto" counts them: spectral gaps propose, held-out error decides. Without
+        noise that is the number that fits to rounding while one head fewer does not; with noise the
+        smallest whose held-out error is within one standard error of the best. Give a number if you
+        know it (faster), or to get the best fit with fewer heads than there are.
+    n_tokens : int >= 1, "features" or None, default=None
+        How the columns of a 2-D `X` make tokens: that many tokens, one after the other; "features"
+        makes every column a token of width one; None makes a row one token, and the model linear
+        regression. A 3-D `X` brings its own tokens, and a number given is only checked.
+    readout : {"tokens", "first", "mean"}, default="tokens"
+        What `y` shows of the layer's output rows: all of them, the first token's, or their mean.
+    fit_intercept : bool, default=True
+        Whether to fit the key biases ``u_i`` and the output intercept ``c``. Without, tokens are not
+        centred either. Set False if you know that the layer has none: fewer samples are needed.
+    span : {"auto", "sculpt", "oracle", "moments"}, default="auto"
+        Where the search for heads looks: in the affine hull that the certified rows sculpted, in the
+        same found by membership queries only (at most 150 matrix entries, slow), in the span of the
+        interaction moments, or, with "auto", in sculpted hull and moment span and from random starts,
+        held-out samples deciding. Naming one source excludes all others, random starts too, unless the
+        source has nothing to say.
+    max_heads : int >= 1, default=16
+        Largest number that "auto" tries. Never more than the equations can determine.
+    stage_samples : int >= 1, default=2000
+        Samples that the first four stages look at. They only have to be roughly right, and their time
+        is proportional to it; raise it if `stages_` shows that few rows were certified.
+    refine_fraction : float in (0, 1], default=0.005
+        Smallest fraction of the rows, the best agreeing, that the sum of projections is refined on; at
+        least six equations an unknown are kept. Smaller has less bias and needs more samples.
+    refine_rounds : int >= 1, default=2
+        Largest number of refinements; they end earlier where the rows agree no better.
+    sculpt_fraction : float in (0, 1], default=0.02
+        Fraction of the interior rows to certify, the best fitting first; at least twelve equations an
+        unknown are kept if there are as many. Smaller certifies less and more surely.
+    sculpt_interior : float in (0, 0.5), default=0.02
+        Smallest entry of a certified row's pattern. Log-odds amplify errors by its inverse. From
+        ``1 / n_tokens`` on no row is interior.
+    sculpt_vertex : float in (0, 0.5), default=0.02
+        Largest weight off one token with which a row is certified as a half-space instead.
+    sculpt_margin : float > 0, default=1.0
+        Log-odds taken off what such a row measures before it counts as certain for every head. Larger
+        is safer and cuts less; raise it where some heads' projections are much smaller than others'.
+    sculpt_tolerance : float > 0, default=0.02
+        Largest squared residual of a certified row relative to the label power. With noise, its
+        share of the label power should stay below this, or nothing is certified.
+    oracle_rounds : int >= 1, default=6
+        Rounds of hit-and-run for ``span="oracle"``; each doubles what the last knew of the body's shape.
+    heads_starts : int >= 1, default=20
+        Random starts for a given number of heads; the search ends with the first exact fit, or when two
+        starts end in the same place. More starts help with many heads close to the information limit.
+    heads_net_points : int >= 2, default=64
+        Points of the net in a span. The covering radius falls as ``points^(-1 / dimensions)``: the
+        exponential price that [1]_ states.
+    heads_max_tuples : int >= 1, default=2500
+        Largest number of tuples of net points to regress on, for one span.
+    polish : bool, default=True
+        Whether to take the heads to machine precision (or to the least-squares solution, with noise).
+        False is the algorithm of [1]_ alone, with heads to within tens of per cent.
+    alpha : float >= 0, default=0.0
+        Weight of the penalty ``alpha * sum_i (|W_i|^2 + |Theta_i|^2 + |u_i|^2)`` against the mean, over
+        label rows, of the squared residual. Matrices are measured for tokens of (nearly) unit covariance
+        and labels of unit power: ``|Theta_i|^2`` is then the mean squared score of independent query and
+        key, ``|W_i|^2`` the label power that the head makes with hard attention, and `alpha` has no
+        unit. The intercept is free. With independent Gaussian matrix entries of variance v and noise
+        of variance s (relative to the labels'), ``alpha = s / v / n_rows`` is the Bayesian choice, so
+        the best value falls with the number of samples; with one token and ``fit_intercept`` the fit is
+        ridge regression on whitened features with a penalty of ``alpha * n_samples``. Use 0 without
+        noise; with noise, search 1e-5 to 1e-1. Any positive value keeps scores finite where the best
+        attention would be infinite. Heads are counted on held-out samples without the penalty.
+    validation_fraction : float in (0, 1), default=0.1
+        Share of the samples, at most 4096, that choose among candidates and count heads, fewer where
+        samples are scarce. The search does not train on them, the polish does.
+    tol : float > 0, default=1e-10
+        Relative accuracy of the attention matrices at which the polish stops.
+    max_iter : int >= 1, default=100
+        Largest number of solver steps: of a start, and of each part of the polish.
+    n_jobs : int or None, default=None
+        Threads for passes over all samples, as in :class:`joblib.Parallel`. The result does not depend
+        on it.
+    random_state : int, RandomState, Generator or None, default=None
+        Seeds starts, nets and the held-out split. Pass an int for the same result every time; a
+        RandomState or Generator is advanced.
+    verbose : int or bool, default=0
+        1 shows a line for every stage, 2 also every candidate. The lines go to the logger
+        ``"sklearn_mhal"``; for the time of the fit its level is lowered, and if no handler is set up
+        anywhere, one that writes to stderr is. With 0 the lines are still there for whoever sets the
+        logger's level.
+
+    Attributes
+    ----------
+    layer_ : AttentionLayer
+        The learned layer.
+    attention_matrices_ : ndarray of shape (n_heads_, d, d)
+        ``Theta_i``, queries on the left.
+    projection_matrices_ : ndarray of shape (n_heads_, d, d_out)
+        ``W_i``.
+    key_bias_ : ndarray of shape (n_heads_, d)
+        ``u_i``; zeros without `fit_intercept`.
+    intercept_ : ndarray of shape (d_out,)
+        ``c``; zeros without `fit_intercept`.
+    n_heads_ : int
+        Number of heads.
+    n_tokens_ : int
+        Tokens a sample.
+    n_iter_ : int
+        Solver steps of the polish; 1 without.
+    stages_ : Mapping
+        Every stage's result by name, in order: "crude_sum", "sculpt", "refine_sum", "span", "heads",
+        "polish". Each has `seconds`, `message` and what it estimated; printed, they are a table.
+    certificate_ : Certificate
+        What the data proves about the layer: held-out error, spectrum of the information matrix, weak
+        heads, distances to the sculpted body, and without noise a radius inside which no second
+        solution lies. `certificate_.verdict` says it in a sentence.
+    noise_std_ : float
+        Standard deviation of the label noise, from the residual and its degrees of freedom.
+    attention_std_errors_, projection_std_errors_, key_bias_std_errors_, intercept_std_errors_ : ndarray or None
+        Standard errors of the parameters, in their shapes: asymptotic, for independent label noise,
+        weights counting as repetitions. Zeros without noise; None where some parameter is not
+        determined or the layer has more than 5000 attention parameters.
+    n_features_in_ : int
+        Columns of a 2-D `X`, the last axis of a 3-D one.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Defined only when the columns of `X` have names that are all strings.
+
+    See Also
+    --------
+    AttentionLayer : The layer itself: forward map, patterns, standard transformer weights.
+    BooleanAttentionSampler : Layers and examples to learn from.
+    head_recovery_error : How far a learned layer is from the true one.
+    TokenPositionEncoder : Appends positions to tokens, so that order can matter.
+    sklearn.linear_model.Ridge : What this is with a single token.
+
+    Notes
+    -----
+    What examples can tell. The order of the heads cannot be told. A single token a sample shows only the
+    sum of the projections: the fit is linear regression and reports one head. Heads with equal attention
+    matrices are one head with the sum of their projections, and "auto" merges them; asked for more heads
+    than there are, the fit is as good and not unique. A head with zero projection does not show, nor
+    does what attention does in directions that no token has; entries there are returned as zero.
+
+    Fewer than ``n_heads * d * (d + 1 + d_out) + d_out`` numbers in `y` determine no layer; the fit then
+    warns, and three times as many are a comfortable minimum. The warning, a
+    :class:`~sklearn.exceptions.ConvergenceWarning`, also comes when the polish fell short of `tol`.
+
+    The search for heads is exponential in their number in the worst case [1]_. A fit that did not find
+    the layer shows it in ``stages_["heads"].held_out_error``, `score` and ``stages_["polish"].error``.
+
+    Progress: ``set_callbacks`` takes scikit-learn's callbacks, for instance
+    :class:`sklearn.callback.ProgressBar`, which moves with the stages and the solver's steps.
+
+    References
+    ----------
+    .. [1] S. Chen and Y. Li, "Provably learning a multi-head attention layer", STOC 2025,
+       `arXiv:2402.04084 <https://arxiv.org/abs/2402.04084>`_.
+    .. [2] G. H. Golub and V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least
+       squares problems whose variables separate", SIAM J. Numer. Anal. 10, 1973: the polish.
+
+    Examples
+    --------
+    >>> from sklearn_mhal import MultiHeadAttentionLearner, make_boolean_attention
+    >>> X, y = make_boolean_attention(n_samples=500, n_heads=2, n_tokens=3, n_features=6, random_state=0)
+    >>> learner = MultiHeadAttentionLearner(n_tokens=3, random_state=0).fit(X, y)
+    >>> learner.n_heads_
+    2
+    >>> learner.attention_matrices_.shape
+    (2, 6, 6)
+    >>> learner.score(X, y) > 1 - 1e-12
+    True
+    >>> learner.attention_weights(X[:1]).sum(axis=3).round(12)  # samples, heads, queries
+    array([[[1., 1., 1.],
+            [1., 1., 1.]]])
+    """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_heads": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
