@@ -58,7 +58,7 @@ class ConvexBody:
     @cached_property
     def normals(self) -> Array:
         """Normals of the half-spaces, (h, D)."""
-        return (self.queries[:, :, None] * self.gaps[:, None, :]).reshape(len(self.gaps), -1)
+        return (self.queries[:, :, None] * self.gaps[:, None, :]).reshape(len(self.gaps), len(self.centre))
 
     def __getstate__(self) -> dict[str, Any]:
         state = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -91,6 +91,17 @@ class ConvexBody:
         missing = (self.margins - vectors @ self.normals.T) / self.margins
         return np.maximum(inside, 1.0 + missing.max(axis=-1))
 
+    def inside(self, vectors: Array) -> Array:
+        """Return for each internal vector of ``(n, D)`` whether the body contains it.
+
+        The same as ``violation(vectors) <= 1``, asking the half-spaces only inside the ellipsoid.
+        """
+        offsets = (vectors - self.centre) @ self.eigenvectors
+        held = np.asarray(offsets**2 @ self.eigenvalues <= self.slack**2)
+        if len(self.margins) and held.any():
+            held[held] = (vectors[held] @ self.normals.T >= self.margins).all(axis=1)
+        return held
+
     def contains(self, attention: Array, key_bias: Array | None = None) -> bool:
         """Return whether the body contains a matrix: the membership oracle.
 
@@ -112,7 +123,7 @@ class ConvexBody:
             )
         bias = None if key_bias is None else np.asarray(key_bias, dtype=np.float64)[None]
         vector = self.units.attention_in(attention[None], bias).ravel()
-        return bool(self.violation(vector) <= 1.0)
+        return bool(self.inside(vector[None])[0])
 
     def anchor(self) -> Array:
         """Return a point of the hull: the minimum-norm point, or the centre where that adds nothing.

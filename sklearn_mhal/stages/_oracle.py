@@ -13,8 +13,8 @@ import numpy as np
 
 from .._forward import Array
 
-# Halvings of a chord: the ends are known to 2^-20 of its bracket.
-_BISECTIONS = 20
+# Halvings of a chord: its ends are known to 2^-12 of the bracket, far less than a step is random by.
+_BISECTIONS = 12
 _DOUBLINGS = 40
 
 

@@ -168,7 +168,7 @@ def _oracle_frame(
     if body.violation(start) > 1.0:
         return f"no point inside the body was found (violation {float(body.violation(start)):.2g}, inside is 1)"
     points = hit_and_run(
-        lambda candidates: body.violation(candidates) <= 1.0,
+        body.inside,
         start,
         n_chains=4 * dimension,
         n_steps=2 * dimension,
@@ -203,14 +203,15 @@ def _moment_frame(
 
 def _shown(examples: Examples, frame: Frame | None, n_heads: int) -> tuple[Array, Array]:
     """Return the frame's directions and origin in the units of the data, directions orthonormal."""
-    d = examples.n_features
+    width, d = examples.n_features, examples.units.n_features
     if frame is None:
         return np.empty((0, d, d)), np.zeros((d, d))
     needed = n_heads - 1 if frame.affine else n_heads
     directions = frame.directions[:needed]
-    origin = examples.units.attention_out(frame.origin.reshape(-1, d))[0][0]
+    origin = examples.units.attention_out(frame.origin.reshape(-1, width))[0][0]
     if not len(directions):
         return np.empty((0, d, d)), origin
-    stacked = directions.reshape(len(directions), -1, d).transpose(1, 0, 2).reshape(-1, len(directions) * d)
+    stacked = directions.reshape(len(directions), -1, width).transpose(1, 0, 2)
+    stacked = stacked.reshape(-1, len(directions) * width)
     flat = examples.units.attention_out(stacked)[0].reshape(len(directions), -1)
     return np.linalg.qr(flat.T)[0].T.reshape(-1, d, d), origin
