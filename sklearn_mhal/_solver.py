@@ -422,6 +422,15 @@ def steps(
             return
 
 
+OnStep = Callable[[Array, Array, Array], bool]
+"""Told attention, projection and intercept after a step; returns whether to stop."""
+
+
+def carry_on(attention: Array, projection: Array, intercept: Array) -> bool:
+    """Take no notice of a step."""
+    return False
+
+
 def solve(
     problem: Problem,
     attention: Array,
@@ -432,6 +441,7 @@ def solve(
     patience: int = 2,
     give_up_above: float = 0.0,
     stop_below: float = 0.0,
+    on_step: OnStep = carry_on,
 ) -> Solution:
     """Run Levenberg-Marquardt from one start.
 
@@ -451,6 +461,8 @@ def solve(
         Abandon the start when the error is above this and falls by less than 4 % a step.
     stop_below : float
         Stop when the error falls under it, well inside the basin of an exact solution.
+    on_step : callable
+        Told every accepted step; True stops.
 
     Returns
     -------
@@ -467,11 +479,15 @@ def solve(
         n_steps, n_products = n_steps + 1, spent
         settled = offset <= _OFFSET
         history.append(state.error)
+        stopped = on_step(state.attention, state.regression.projection, state.regression.intercept)
         if parameter_error <= tol:
             converged, message = True, "the steps have become smaller than the tolerance"
             break
         if state.error < stop_below:
             message = "inside the basin of an exact solution"
+            break
+        if stopped:
+            message = "stopped by a callback"
             break
         if n_steps >= max_iter:
             message = f"stopped after max_iter={max_iter} steps"

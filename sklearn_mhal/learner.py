@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from ._examples import Examples, make_examples
 from ._forward import Array
+from ._progress import SILENT, CallbackSupportMixin, Progress, fit_progress
 from ._report import Stages
 from ._tokens import (
     Interval,
@@ -29,6 +29,7 @@ from ._tokens import (
     fit_context,
     forget_fit,
 )
+from ._verbosity import shown
 from .layer import AttentionLayer, predict_readout
 from .stages import (
     EXACT_AGREEMENT,
@@ -42,10 +43,8 @@ from .stages import (
     sculpt,
 )
 
-logger = logging.getLogger("sklearn_mhal")
 
-
-class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
+class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstimator):
     """Learn a multi-head attention layer from examples of its inputs and outputs.
 
     The model is ``F(X) = sum_i softmax(X Theta_i X^T + 1 (X u_i)^T) X W_i + 1 c^T``, the softmax row
@@ -334,7 +333,14 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
             )
             weights = check_weights(sample_weight, tokens)
             generator = as_generator(self.random_state)
-            with threadpool_limits(1, user_api="blas"):
+            def fitted(layer: AttentionLayer) -> dict[str, Any]:
+                return _attributes(layer, layout)
+
+            with (
+                threadpool_limits(1, user_api="blas"),
+                shown(self.verbose),
+                fit_progress(self, X, y, sample_weight, n_tasks=5 + self.polish, fitted=fitted) as progress,
+            ):
                 examples = make_examples(
                     tokens,
                     labels,
@@ -343,8 +349,8 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
                     sample_weight=weights,
                     random_state=generator,
                 )
-                stages = self._learn(examples, generator)
-            self._assign(stages, layout)
+                stages = self._learn(examples, generator, progress)
+                self._assign(stages, layout)
         except BaseException:
             # Also on Ctrl-C: half a fit, or an old layer with new feature counts, is no fit.
             forget_fit(self)
@@ -352,83 +358,99 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
         self._warn(examples)
         return self
 
-    def _learn(self, examples: Examples, generator: np.random.Generator) -> dict[str, Any]:
+    def _learn(
+        self, examples: Examples, generator: np.random.Generator, progress: Progress = SILENT
+    ) -> dict[str, Any]:
         """Call the stages in order; return their results by name."""
         some = examples.first(self.stage_samples)
         penalties = {"ridge": float(self.alpha), "attention_ridge": float(self.alpha)}
-        crude = estimate_crude_sum(some)
-        refined, sculpture = self._sculpt(some, crude.internal)
+        with progress.task("crude_sum"):
+            crude = estimate_crude_sum(some)
+        refined, sculpture = self._sculpt(some, crude.internal, progress)
         n_heads = None if self.n_heads == "auto" else int(self.n_heads)
-        span = estimate_span(
-            some,
-            sculpture,
-            source=self.span,  # type: ignore[arg-type]
-            n_heads=n_heads,
-            max_heads=n_heads or self.max_heads,
-            oracle_rounds=self.oracle_rounds,
-            generator=generator,
-        )
-        heads = find_heads(
-            examples,
-            span,
-            n_heads=n_heads,
-            max_heads=self.max_heads,
-            n_starts=self.heads_starts,
-            n_points=self.heads_net_points,
-            max_tuples=self.heads_max_tuples,
-            polish=self.polish,
-            validation_fraction=self.validation_fraction,
-            max_iter=self.max_iter,
-            **penalties,
-            generator=generator,
-        )
-        results = {
+        with progress.task("span"):
+            span = estimate_span(
+                some,
+                sculpture,
+                source=self.span,  # type: ignore[arg-type]
+                n_heads=n_heads,
+                max_heads=n_heads or self.max_heads,
+                oracle_rounds=self.oracle_rounds,
+                generator=generator,
+            )
+        with progress.task("heads", n_steps=None) as finding:
+            heads = find_heads(
+                examples,
+                span,
+                n_heads=n_heads,
+                max_heads=self.max_heads,
+                n_starts=self.heads_starts,
+                n_points=self.heads_net_points,
+                max_tuples=self.heads_max_tuples,
+                polish=self.polish,
+                validation_fraction=self.validation_fraction,
+                max_iter=self.max_iter,
+                **penalties,
+                generator=generator,
+                progress=finding,
+            )
+            finding.found(lambda: heads.layer)
+        results: dict[str, Any] = {
             "crude_sum": crude,
             "sculpt": sculpture,
             "refine_sum": refined,
             "span": span,
             "heads": heads,
         }
-        if self.polish:
-            results["polish"] = polish(
-                examples, heads.attention, tol=self.tol, max_iter=self.max_iter, n_jobs=self.n_jobs, **penalties
-            )
+        if self.polish and not finding.stopped:
+            with progress.task("polish", n_steps=3) as polishing:
+                polished = polish(
+                    examples,
+                    heads.attention,
+                    tol=self.tol,
+                    max_iter=self.max_iter,
+                    n_jobs=self.n_jobs,
+                    **penalties,
+                    progress=polishing,
+                )
+                polishing.found(lambda: polished.layer)
+            results["polish"] = polished
         return results
 
-    def _sculpt(self, examples: Examples, total: Array) -> tuple[RefinedSum, Sculpture]:
+    def _sculpt(
+        self, examples: Examples, total: Array, progress: Progress
+    ) -> tuple[RefinedSum, Sculpture]:
         """Refine the sum until its agreeing rows agree no better, then sculpt."""
-        refined = refine_sum(examples, total, fraction=self.refine_fraction)
-        for _ in range(self.refine_rounds - 1):
-            if not refined.improved or refined.disagreement < EXACT_AGREEMENT:
-                break
-            again = refine_sum(examples, refined.internal, fraction=self.refine_fraction)
-            if again.disagreement > 0.9 * refined.disagreement:
-                break
-            refined = again
-        sculpture = sculpt(
-            examples,
-            refined.internal,
-            fraction=self.sculpt_fraction,
-            interior=self.sculpt_interior,
-            vertex=self.sculpt_vertex,
-            margin=self.sculpt_margin,
-            tolerance=self.sculpt_tolerance,
-            max_heads=self.max_heads,
-        )
+        with progress.task("refine_sum", n_steps=self.refine_rounds) as rounds:
+            refined = refine_sum(examples, total, fraction=self.refine_fraction)
+            stopped = rounds.step("round")
+            for _ in range(self.refine_rounds - 1):
+                if stopped or not refined.improved or refined.disagreement < EXACT_AGREEMENT:
+                    break
+                again = refine_sum(examples, refined.internal, fraction=self.refine_fraction)
+                stopped = rounds.step("round")
+                if again.disagreement > 0.9 * refined.disagreement:
+                    break
+                refined = again
+        with progress.task("sculpt"):
+            sculpture = sculpt(
+                examples,
+                refined.internal,
+                fraction=self.sculpt_fraction,
+                interior=self.sculpt_interior,
+                vertex=self.sculpt_vertex,
+                margin=self.sculpt_margin,
+                tolerance=self.sculpt_tolerance,
+                max_heads=self.max_heads,
+            )
         return refined, sculpture
 
     def _assign(self, stages: dict[str, Any], layout: Layout) -> None:
         self.stages_ = Stages(stages)
         last = stages.get("polish", stages["heads"])
-        self.layer_: AttentionLayer = last.layer
-        self.attention_matrices_ = self.layer_.attention
-        self.projection_matrices_ = self.layer_.projection
-        self.key_bias_ = self.layer_.key_bias
-        self.intercept_ = self.layer_.intercept
-        self.n_heads_ = self.layer_.n_heads
-        self.n_tokens_ = layout.n_tokens
+        for name, value in _attributes(last.layer, layout).items():
+            setattr(self, name, value)
         self.n_iter_ = stages["polish"].n_iter if "polish" in stages else 1
-        self._layout = layout
 
     def _warn(self, examples: Examples) -> None:
         """Say what is usable but short of what was asked."""
@@ -511,3 +533,17 @@ class MultiHeadAttentionLearner(RegressorMixin, BaseEstimator):
         # one certain column is out of reach.
         tags.regressor_tags.poor_score = self.n_tokens not in (None, 1)
         return tags
+
+
+def _attributes(layer: AttentionLayer, layout: Layout) -> dict[str, Any]:
+    """Return what an estimator needs, besides the stages, to predict with a layer."""
+    return {
+        "layer_": layer,
+        "attention_matrices_": layer.attention,
+        "projection_matrices_": layer.projection,
+        "key_bias_": layer.key_bias,
+        "intercept_": layer.intercept,
+        "n_heads_": layer.n_heads,
+        "n_tokens_": layout.n_tokens,
+        "_layout": layout,
+    }

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
+from .._progress import SILENT, Progress
 from .._solver import regress
 from ._result import timed
 from .heads import EXACT, Candidate, Heads, Search
@@ -47,6 +48,7 @@ def find_heads(
     ridge: float = 0.0,
     attention_ridge: float = 0.0,
     generator: np.random.Generator,
+    progress: Progress = SILENT,
 ) -> Heads:
     """Find the heads, and their number if it is not given.
 
@@ -75,6 +77,8 @@ def find_heads(
     ridge, attention_ridge : float
         Penalties, a mean over rows.
     generator : numpy.random.Generator
+    progress : Progress
+        Told of every candidate.
 
     Returns
     -------
@@ -101,6 +105,7 @@ def find_heads(
         ridge=ridge,
         attention_ridge=attention_ridge,
         generator=generator,
+        progress=progress,
     )
     if examples.n_tokens == 1:
         winner = search.best(1)
@@ -195,12 +200,10 @@ def _least_needed(search: Search, found: Candidate) -> tuple[int, float]:
 
 
 def _report(search: Search, winner: Candidate) -> Heads:
-    problem = search.problem(search.rows_for(winner.n_heads, 6))
-    regression = problem.evaluate(winner.attention).regression
     counts = search.errors_by_count
     tried = ", ".join(f"{count}: {error:.1e}" for count, error in counts.items())
     return Heads(
-        layer=search.train.units.layer(winner.attention, regression.projection, regression.intercept),
+        layer=search.layer(winner),
         attention=winner.attention,
         n_heads=winner.n_heads,
         source=winner.source,

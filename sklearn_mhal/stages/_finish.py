@@ -12,7 +12,7 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
-from .._solver import Linearisation, Solution, Subspace
+from .._solver import Linearisation, OnStep, Solution, Subspace, carry_on
 from .._sums import gradient_all, regress_all
 
 _FORCING = 0.01
@@ -33,6 +33,7 @@ def finish(
     ridge: float,
     attention_ridge: float,
     n_jobs: int | None,
+    on_step: OnStep = carry_on,
 ) -> Solution:
     """Converge on all samples.
 
@@ -49,6 +50,8 @@ def finish(
     ridge, attention_ridge : float
         Penalties, a mean over rows.
     n_jobs : int or None
+    on_step : callable
+        Told every accepted step; True stops.
 
     Returns
     -------
@@ -74,7 +77,11 @@ def finish(
             step, halvings = 0.5 * step, halvings + 1
             continue
         attention, loss, halvings = trial, new_loss, 0
+        stopped = n_steps > 0 and on_step(attention, projection, intercept)
         if converged:
+            break
+        if stopped:
+            message = "stopped by a callback"
             break
         gradient -= attention_ridge * n_rows * attention
         linear = Linearisation(part, part.evaluate(attention))

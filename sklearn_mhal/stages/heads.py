@@ -12,11 +12,13 @@ Counting heads is the same search over the number of heads (:mod:`._count`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
+from .._progress import SILENT, Progress
 from .._solver import Problem, solve
 from ..layer import AttentionLayer
 from ._net import best_tuples, held_out_errors, net_points, refine_in_frame
@@ -94,6 +96,7 @@ class Search:
     ridge: float
     attention_ridge: float
     generator: np.random.Generator
+    progress: Progress = SILENT
     n_candidates: int = 0
     n_tuples: int = 0
     _best: dict[int, Candidate] = field(default_factory=dict)
@@ -140,12 +143,19 @@ class Search:
             ) <= _SAME * min(candidate.held_out_error, best.held_out_error)
             if best is None or candidate.held_out_error < best.held_out_error:
                 best = candidate
+            stopped = self.progress.step("candidate", partial(self.layer, best))
             logger.debug("heads: %d from %s, held-out error %.2e", n_heads, candidate.source, candidate.held_out_error)
-            if best.exact or repeated:
+            if best.exact or repeated or stopped:
                 break
         assert best is not None
         self._best[n_heads] = best
         return best
+
+    def layer(self, candidate: Candidate) -> AttentionLayer:
+        """Return a candidate as a layer in the units of the data."""
+        problem = self.problem(self.rows_for(candidate.n_heads, _FIRST_ROWS))
+        found = problem.evaluate(candidate.attention).regression
+        return self.train.units.layer(candidate.attention, found.projection, found.intercept)
 
     def offer(self, candidate: Candidate) -> None:
         """Enter a candidate found elsewhere."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array, TokenRows
-from .._solver import Solution, solve
+from .._progress import SILENT, Progress
+from .._solver import OnStep, Solution, solve
 from .._sums import residual_power
 from ..layer import AttentionLayer
 from ._finish import finish
@@ -62,6 +63,7 @@ def polish(
     ridge: float = 0.0,
     attention_ridge: float = 0.0,
     n_jobs: int | None = None,
+    progress: Progress = SILENT,
 ) -> Polish:
     """Polish a layer.
 
@@ -78,6 +80,8 @@ def polish(
         Penalties, a mean over rows.
     n_jobs : int or None
         Workers for passes over all samples.
+    progress : Progress
+        Told of up to three tasks, on few, more and all samples, and every solver step in them.
 
     Returns
     -------
@@ -86,31 +90,41 @@ def polish(
     n_heads = attention.shape[1] // examples.n_features
     n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
 
-    def run(samples: Examples, start: Array) -> Solution:
+    def run(samples: Examples, start: Array, name: str) -> Solution:
         problem = samples.problem(ridge=ridge, attention_ridge=attention_ridge)
-        return solve(problem, start, tol=_SAFETY * tol, max_iter=max_iter, max_products=200)
+        with progress.task(name, n_steps=max_iter) as steps:
+            return solve(
+                problem,
+                start,
+                tol=_SAFETY * tol,
+                max_iter=max_iter,
+                max_products=200,
+                on_step=_told(steps, examples),
+            )
 
     chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
-    solution = run(chosen, attention)
+    solution = run(chosen, attention, "few samples")
     n_iter, n_products = solution.n_steps, solution.n_products
     error = _error(examples, solution, n_jobs)
     noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
     if n_few < examples.n_samples and (noisy or not solution.converged):
         n_part = max(_PART * examples.information_limit(n_heads), _LEAST_PART)
-        solution = run(examples.first(n_part), solution.attention)
+        solution = run(examples.first(n_part), solution.attention, "more samples")
         if n_part < examples.n_samples:
             n_iter += solution.n_steps
             n_products += solution.n_products
-            solution = finish(
-                examples,
-                solution.attention,
-                n_part=n_part,
-                tol=tol,
-                max_iter=max_iter,
-                ridge=ridge,
-                attention_ridge=attention_ridge,
-                n_jobs=n_jobs,
-            )
+            with progress.task("all samples", n_steps=max_iter) as steps:
+                solution = finish(
+                    examples,
+                    solution.attention,
+                    n_part=n_part,
+                    tol=tol,
+                    max_iter=max_iter,
+                    ridge=ridge,
+                    attention_ridge=attention_ridge,
+                    n_jobs=n_jobs,
+                    on_step=_told(steps, examples),
+                )
         n_iter += solution.n_steps
         n_products += solution.n_products
         error = _error(examples, solution, n_jobs)
@@ -129,6 +143,15 @@ def polish(
             f"solved on {n_few} of {examples.n_samples}"
         ),
     )
+
+
+def _told(progress: Progress, examples: Examples) -> OnStep:
+    """Return what tells `progress` of solver steps, as layers in the units of the data."""
+
+    def on_step(attention: Array, projection: Array, intercept: Array) -> bool:
+        return progress.step("step", lambda: examples.units.layer(attention, projection, intercept))
+
+    return on_step
 
 
 def _error(examples: Examples, solution: Solution, n_jobs: int | None) -> float:
