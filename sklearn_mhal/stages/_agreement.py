@@ -92,7 +92,8 @@ def fit_patterns(rows: Rows, total: Array) -> RowFit:
     gram = differences @ differences.transpose(0, 2, 1)
     # The inverse of the smallest eigenvalue is between trace(G^-1)/(k-1) and trace(G^-1).
     diagonal = np.einsum("nii->ni", gram)
-    typical = max(float(diagonal.mean()), 1e-300)
+    # Equal tokens everywhere differ in nothing, and any unit will do.
+    typical = float(diagonal.mean()) or 1.0
     # Only so that equal tokens do not stop the inversion.
     diagonal += _FLOOR * typical
     inverse = np.linalg.inv(gram)
