@@ -69,8 +69,8 @@ class Examples:
 
     @property
     def n_features(self) -> int:
-        """``d``."""
-        return int(self.tokens.shape[2])
+        """``d``, less the directions in which no token varies."""
+        return self.units.width
 
     @property
     def n_outputs(self) -> int:
@@ -214,7 +214,10 @@ def _token_moments(examples: Examples) -> tuple[Array, Array]:
 
 
 def _whitener(moment: Array) -> Array | None:
-    """Return the symmetric ``T`` with ``T^T moment T = I`` on the support, None if near enough."""
+    """Return ``T`` with ``T^T moment T = I`` on the tokens' support, None if near enough.
+
+    Symmetric where the tokens vary in every direction, else with a column for each that they do.
+    """
     diagonal = np.einsum("ii->i", moment)
     if np.abs(moment - np.eye(len(moment))).max() <= _WHITE_ENOUGH:
         return None
@@ -222,7 +225,11 @@ def _whitener(moment: Array) -> Array | None:
     values, vectors = np.linalg.eigh(moment / np.outer(scale, scale))
     kept = values > _RANK_TOLERANCE * max(float(values[-1]), 1e-300)
     roots = np.where(kept, 1.0 / np.sqrt(np.where(kept, values, 1.0)), 0.0)
-    return (vectors * roots) @ vectors.T / scale[:, None]
+    if kept.all():
+        return (vectors * roots) @ vectors.T / scale[:, None]
+    # Where no token varies at all, one direction stands for the others.
+    kept[-1] = True
+    return (vectors * roots)[:, kept] / scale[:, None]
 
 
 def make_examples(

@@ -22,7 +22,7 @@ class Units:
     fit_intercept: bool
     shift: Array
     whitener: Array | None
-    """``T`` of shape (d, d); None for the identity (and then `shift` is zero)."""
+    """``T`` of shape (d, rank); None for the identity (and then `shift` is zero)."""
     label_shift: Array
     label_scale: float
 
@@ -30,6 +30,11 @@ class Units:
     def n_features(self) -> int:
         """``d``."""
         return len(self.shift)
+
+    @property
+    def width(self) -> int:
+        """Width of white tokens: ``d`` less the directions in which no token varies."""
+        return self.n_features if self.whitener is None else int(self.whitener.shape[1])
 
     def tokens_in(self, tokens: Array) -> Array:
         """Return tokens in white units, float64, in memory of their own."""
@@ -58,7 +63,7 @@ class Units:
 
     def attention_out(self, stacked: Array) -> tuple[Array, Array]:
         """Return ``(m, d, d)`` matrices and ``(m, d)`` key biases in the units of the data."""
-        attention, bias = unstack_attention(stacked, self.n_features)
+        attention, bias = unstack_attention(stacked, self.width)
         if self.whitener is not None:
             attention = self.whitener @ attention @ self.whitener.T
             bias = bias @ self.whitener.T - np.einsum("mij,i->mj", attention, self.shift)
@@ -66,13 +71,13 @@ class Units:
 
     def sum_out(self, total: Array) -> Array:
         """Return a sum of projections (an intercept row may follow) in the units of the data."""
-        total = total[: self.n_features] * self.label_scale
+        total = total[: self.width] * self.label_scale
         return total if self.whitener is None else self.whitener @ total
 
     def layer(self, attention: Array, projection: Array, intercept: Array) -> AttentionLayer:
         """Return the layer in the units of the data for stacked internal parameters."""
         theta, bias = self.attention_out(attention)
-        heads = projection.reshape(len(theta), self.n_features, -1) * self.label_scale
+        heads = projection.reshape(len(theta), self.width, -1) * self.label_scale
         if self.whitener is not None:
             heads = self.whitener @ heads
         if not self.fit_intercept:
