@@ -50,6 +50,8 @@ class Examples:
     """Positions of the distinct samples, by lot."""
     weights: Array | None
     """Weights along `order`, mean 1; None if all are equal."""
+    total_weight: float
+    """Of all samples together, as given: the number of samples, without weights."""
     units: Units
 
     @property
@@ -269,6 +271,7 @@ def make_examples(
         readout=readout,
         order=order,
         weights=weights,
+        total_weight=float(len(tokens) if sample_weight is None else sample_weight.sum()),
         units=Units(
             fit_intercept=fit_intercept,
             shift=np.zeros(n_features),

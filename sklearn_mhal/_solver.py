@@ -243,6 +243,13 @@ class Linearisation:
         change -= basis @ (basis.T @ change)
         return unit * rows.backward_product(change, patterns, values, transposed).astype(np.float64)
 
+    def exact_product(self, direction: Array) -> Array:
+        """Return ``J^T J`` times a direction, in double precision."""
+        rows, patterns = self.problem.rows, self.state.patterns
+        change = rows.forward_product(direction, patterns, self.values)
+        change -= self.basis @ (self.basis.T @ change)
+        return rows.backward_product(change, patterns, self.values)
+
     def step(
         self, damping: float, *, forcing: float, max_products: int, known: Subspace
     ) -> tuple[Array, float, int]:

@@ -74,6 +74,21 @@ class Units:
         total = total[: self.width] * self.label_scale
         return total if self.whitener is None else self.whitener @ total
 
+    def change(self, attention: Array, projection: Array) -> tuple[Array, Array, Array, Array]:
+        """Return a change of parameters in the units of the data: the linear part of :meth:`layer`.
+
+        `projection` has the intercept as last row if one is fitted.
+        """
+        theta, bias = self.attention_out(attention)
+        n_heads = len(theta)
+        heads = projection[: n_heads * self.width].reshape(n_heads, self.width, -1)
+        heads = heads * self.label_scale
+        if self.whitener is not None:
+            heads = self.whitener @ heads
+        if not self.fit_intercept:
+            return theta, heads, bias, np.zeros(heads.shape[2])
+        return theta, heads, bias, projection[-1] * self.label_scale - self.shift @ heads.sum(axis=0)
+
     def layer(self, attention: Array, projection: Array, intercept: Array) -> AttentionLayer:
         """Return the layer in the units of the data for stacked internal parameters."""
         theta, bias = self.attention_out(attention)

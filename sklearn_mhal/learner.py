@@ -33,13 +33,17 @@ from ._verbosity import shown
 from .layer import AttentionLayer, predict_readout
 from .stages import (
     EXACT_AGREEMENT,
+    Certificate,
     RefinedSum,
     Sculpture,
+    certify,
     estimate_crude_sum,
     estimate_span,
+    estimate_uncertainty,
     find_heads,
     polish,
     refine_sum,
+    residual_of,
     sculpt,
 )
 
@@ -415,6 +419,18 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstima
                 )
                 polishing.found(lambda: polished.layer)
             results["polish"] = polished
+        last: Any = results.get("polish", heads)
+        residual = residual_of(examples, last, n_jobs=self.n_jobs)
+        certificate = certify(
+            examples, last.layer, last.attention, residual=residual, heads=heads, sculpture=sculpture
+        )
+        results["certificate"] = certificate
+        results["uncertainty"] = estimate_uncertainty(
+            examples,
+            last.attention,
+            residual=residual,
+            locally_identified=certificate.locally_identified,
+        )
         return results
 
     def _sculpt(
@@ -446,6 +462,13 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstima
         return refined, sculpture
 
     def _assign(self, stages: dict[str, Any], layout: Layout) -> None:
+        self.certificate_: Certificate = stages.pop("certificate")
+        uncertainty = stages.pop("uncertainty")
+        self.noise_std_ = uncertainty.noise_std
+        self.attention_std_errors_ = uncertainty.attention
+        self.projection_std_errors_ = uncertainty.projection
+        self.key_bias_std_errors_ = uncertainty.key_bias
+        self.intercept_std_errors_ = uncertainty.intercept
         self.stages_ = Stages(stages)
         last = stages.get("polish", stages["heads"])
         for name, value in _attributes(last.layer, layout).items():

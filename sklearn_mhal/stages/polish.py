@@ -19,6 +19,7 @@ from .._sums import residual_power
 from ..layer import AttentionLayer
 from ._finish import finish
 from ._result import StageResult, timed
+from .heads import Heads
 
 _FEW = 6
 _POOL = 8
@@ -157,6 +158,17 @@ def _told(progress: Progress, examples: Examples) -> OnStep:
 def _error(examples: Examples, solution: Solution, n_jobs: int | None) -> float:
     return residual_power(
         examples, solution.attention, solution.projection, solution.intercept, n_jobs=n_jobs
+    )
+
+
+def residual_of(examples: Examples, result: Polish | Heads, *, n_jobs: int | None = None) -> float:
+    """Return the relative squared residual of a result on all samples."""
+    if isinstance(result, Polish):
+        return result.error
+    n_part = max(_FEW * examples.information_limit(result.n_heads), _LEAST_SAMPLES)
+    fitted = examples.first(n_part).problem().evaluate(result.attention).regression
+    return residual_power(
+        examples, result.attention, fitted.projection, fitted.intercept, n_jobs=n_jobs
     )
 
 

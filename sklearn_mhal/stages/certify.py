@@ -1,0 +1,290 @@
+"""After the stages: what the data proves about the learned layer.
+
+*Is it determined?* The information matrix on the attention (the Schur complement of
+:mod:`sklearn_mhal._information`) is singular exactly in the directions that the equations leave
+free: a head without projection, too few samples, tokens that never differ.
+
+*Is it the only one?* If the equations hold exactly, Newton-Kantorovich on
+``G(x) = J_0^+ F(x)`` gives two radii. With ``sigma`` the smallest singular value of the derivative J_0
+of the equations F at the learned parameters, K a Lipschitz constant of the derivative and
+``h = |F| K / sigma^2 <= 1/2``::
+
+    solution radius    (1 - sqrt(1 - 2 h)) sigma / K     contains a solution of G
+    uniqueness radius  (1 + sqrt(1 - 2 h)) sigma / K     contains no other
+
+and a layer that satisfies the training equations exactly is a solution of G. For K, with
+``delta`` the largest distance of a sample's tokens from their mean and q a query: the second
+derivative of a row is at most ``2 delta^3 |q|^2 max |W_i| + delta^2 |q|`` in norm, since it consists
+of covariances and third cumulants of tokens and scores under a pattern.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, lobpcg
+
+from .._examples import Examples
+from .._forward import Array
+from .._information import information
+from .._solver import Linearisation, Problem
+from ..layer import AttentionLayer
+from ._result import StageResult, timed
+from .heads import Heads
+from .sculpt import Sculpture
+
+_FEW = 6
+_LEAST_SAMPLES = 64
+# Up to this many attention parameters the information matrix is formed and its spectrum exact.
+_DENSE = 450
+_LOBPCG_STEPS = 25
+# Relative squared residual that rounding leaves behind on a noise-free fit.
+EXACT_RESIDUAL = 1e-16
+# An eigenvalue this far under the largest is a direction the equations leave free: products in
+# double precision carry sixteen digits, and sums over rows lose a few.
+_FREE = 1e-12
+_WEAK = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Certificate(StageResult):
+    """What is certain about the learned layer; `message` is the verdict in one sentence."""
+
+    identified: bool
+    """The equations hold exactly and determine every parameter."""
+    locally_identified: bool
+    """The information matrix has full rank: no direction is free at the solution."""
+    held_out_error: float
+    """Relative squared error on held-out samples, before the polish."""
+    residual: float
+    """Relative squared residual on all samples, after it."""
+    n_equations: int
+    n_unknowns: int
+    smallest_eigenvalue: float
+    largest_eigenvalue: float
+    """Of the information on the attention, a mean over rows, internal units."""
+    spectrum_is_exact: bool
+    """Whether the matrix was formed; else the smallest eigenvalue is an upper estimate."""
+    projection_eigenvalue_ratio: float
+    """Smallest over largest eigenvalue of the pooled tokens' moments: 0 if heads coincide."""
+    head_powers: Array
+    """(m,): power of each head's centred output relative to the labels'."""
+    weak_heads: tuple[int, ...]
+    """Heads whose power is under a thousandth of the strongest's."""
+    certified_fraction: float
+    """Fraction of the rows looked at that sculpting certified."""
+    head_distances: Array
+    """(m,): how far outside the convex body each head is, 0 if inside; NaN without a body."""
+    solution_radius: float
+    """Relative to the norm of all parameters in internal units; infinite if nothing is proved."""
+    uniqueness_radius: float
+    """Likewise: no second solution lies inside. Zero if nothing is proved."""
+
+    @property
+    def verdict(self) -> str:
+        """The certificate in one sentence."""
+        return self.message
+
+
+@timed
+def certify(
+    examples: Examples,
+    layer: AttentionLayer,
+    attention: Array,
+    *,
+    residual: float,
+    heads: Heads,
+    sculpture: Sculpture,
+) -> Certificate:
+    """Collect what the data proves about a layer.
+
+    Parameters
+    ----------
+    examples : Examples
+    layer : AttentionLayer
+        The learned layer, in the units of the data.
+    attention : ndarray of shape (q, m * d)
+        Its attention in internal units.
+    residual : float
+        Relative squared residual on all samples.
+    heads : Heads
+    sculpture : Sculpture
+
+    Returns
+    -------
+    Certificate
+    """
+    n_heads = layer.n_heads
+    n_few = max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES)
+    part = examples.first(n_few).problem()
+    state = part.evaluate(attention)
+    projection = state.regression.projection
+    n_equations = examples.n_samples * examples.equations_per_sample
+    n_unknowns = examples.n_unknowns(n_heads)
+    dense = attention.size <= _DENSE
+    smallest, largest = _spectrum(part, attention, dense=dense)
+    design = state.regression.design
+    gram_values = np.linalg.eigvalsh(design.T @ design)
+    ratio = float(max(gram_values[0], 0.0) / max(gram_values[-1], 1e-300))
+    powers = _head_powers(part, state.patterns, projection)
+    weak = tuple(int(i) for i in np.flatnonzero(powers < _WEAK * powers.max(initial=0.0)))
+    locally = (
+        examples.n_tokens > 1
+        and examples.units.width == examples.units.n_features
+        and n_equations >= n_unknowns
+        and smallest > _FREE * largest
+        and ratio > _FREE
+    )
+    exact = residual <= EXACT_RESIDUAL
+    radii = (np.inf, 0.0)
+    if exact and locally:
+        radii = _radii(part, attention, projection, smallest, largest, gram_values)
+    return Certificate(
+        identified=bool(exact and locally),
+        locally_identified=bool(locally),
+        held_out_error=heads.held_out_error,
+        residual=residual,
+        n_equations=n_equations,
+        n_unknowns=n_unknowns,
+        smallest_eigenvalue=smallest / part.rows.n_rows,
+        largest_eigenvalue=largest / part.rows.n_rows,
+        spectrum_is_exact=dense,
+        projection_eigenvalue_ratio=ratio,
+        head_powers=powers,
+        weak_heads=weak,
+        certified_fraction=(sculpture.n_interior + sculpture.n_vertex) / max(sculpture.n_rows, 1),
+        head_distances=_distances(sculpture, attention, examples.n_features),
+        solution_radius=radii[0],
+        uniqueness_radius=radii[1],
+        n_samples=part.rows.n_samples,
+        message=_verdict(examples, exact, locally, residual, radii[0], n_equations, n_unknowns, weak),
+    )
+
+
+def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float, float]:
+    """Return the smallest and largest eigenvalue of the information on the attention."""
+    state = problem.evaluate(attention)
+    if dense:
+        info = information(problem, attention, state.regression.projection)
+        values = np.linalg.eigvalsh(info.schur())
+        return max(float(values[0]), 0.0), max(float(values[-1]), 0.0)
+    linear = Linearisation(problem, state)
+    left = np.linalg.inv(problem.query_moment)
+    right = np.linalg.inv(linear.block + 1e-10 * linear.scale * np.eye(len(linear.block)))
+    shape = attention.shape
+
+    def on_columns(function):  # type: ignore[no-untyped-def]
+        def apply(columns: Array) -> Array:
+            columns = columns.reshape(attention.size, -1)
+            return np.stack([function(column.reshape(shape)).ravel() for column in columns.T], axis=1)
+
+        return apply
+
+    size = (attention.size, attention.size)
+    product = on_columns(linear.exact_product)
+    inverse = on_columns(lambda vector: left @ vector @ right)
+    operator = LinearOperator(size, matvec=product, matmat=product, dtype=np.float64)
+    preconditioner = LinearOperator(size, matvec=inverse, matmat=inverse, dtype=np.float64)
+    # Fixed start vectors: the estimate is part of the result and must not vary.
+    start = np.random.default_rng(0).standard_normal((attention.size, 2))
+    with warnings.catch_warnings():
+        # Unconverged vectors still bound the smallest eigenvalue from above.
+        warnings.simplefilter("ignore", UserWarning)
+        low, _ = lobpcg(operator, inverse(start), M=preconditioner, largest=False, maxiter=_LOBPCG_STEPS)
+    vector = start[:, 0]
+    high = 0.0
+    for _ in range(8):
+        vector = operator.matvec(vector / np.linalg.norm(vector)).ravel()
+        high = float(np.linalg.norm(vector))
+    return max(float(low.min()), 0.0), high
+
+
+def _head_powers(problem: Problem, patterns: Array, projection: Array) -> Array:
+    d = problem.rows.n_features
+    pooled = problem.rows.pooled(patterns)
+    pooled = pooled - pooled.mean(axis=0)
+    blocks = range(0, len(projection), d)
+    powers = [np.sum((pooled[:, at : at + d] @ projection[at : at + d]) ** 2) for at in blocks]
+    return np.array(powers) / problem.label_power
+
+
+def _distances(sculpture: Sculpture, attention: Array, n_features: int) -> Array:
+    n_heads = attention.shape[1] // n_features
+    if sculpture.body is None:
+        return np.full(n_heads, np.nan)
+    vectors = attention.reshape(-1, n_heads, n_features).transpose(1, 0, 2).reshape(n_heads, -1)
+    return np.maximum(sculpture.body.violation(vectors) - 1.0, 0.0)
+
+
+def _radii(
+    problem: Problem, attention: Array, projection: Array, smallest: float, largest: float, gram: Array
+) -> tuple[float, float]:
+    """Return the relative solution and uniqueness radii; see the module's docstring."""
+    rows = problem.rows
+    # |inverse of the joint matrix| <= |S^-1| (1 + |B G^-1|)^2 + |G^-1|, and B G^-1 B^T <= A: with A
+    # bounded by S plus what the projections can explain, |B G^-1|^2 <= |A| / smallest(G).
+    bound = _attention_norm(problem, attention, projection)
+    coupling = np.sqrt(max(bound, largest) / gram[0])
+    inverse = (1.0 + coupling) ** 2 / smallest + 1.0 / gram[0]
+    sigma = 1.0 / np.sqrt(inverse)
+    spread = np.linalg.norm(rows.tokens - rows.tokens.mean(axis=1, keepdims=True), axis=2).max(axis=1)
+    queries = np.linalg.norm(rows.queries, axis=1).reshape(rows.n_samples, -1).max(axis=1)
+    norms = np.linalg.norm(projection.reshape(-1, rows.n_features, projection.shape[1]), 2, axis=(1, 2))
+    scale = float(np.sqrt(np.vdot(attention, attention) + np.vdot(projection, projection)))
+    # The ball where the constant must hold is far smaller than the projections themselves.
+    largest_norm = float(norms.max()) + 1e-3 * scale
+    weights = 1.0 if rows.root_weights is None else rows.root_weights
+    second = weights * (2.0 * spread**3 * queries**2 * largest_norm + spread**2 * queries)
+    lipschitz = float(np.sqrt(rows.rows_per_sample) * np.linalg.norm(second))
+    state = problem.evaluate(attention)
+    misfit = np.sqrt(state.error * problem.label_power)
+    rounding = np.finfo(np.float64).eps * np.sqrt(problem.label_power) * np.sqrt(len(projection))
+    h = (misfit + rounding) * lipschitz / sigma**2
+    if h > 0.5 or not np.isfinite(h):
+        return np.inf, 0.0
+    root = np.sqrt(1.0 - 2.0 * h)
+    ratio = sigma / lipschitz
+    # 1 - sqrt(1 - 2 h) loses all digits for small h; this is the same number.
+    return float(2.0 * h / (1.0 + root) * ratio / scale), float((1.0 + root) * ratio / scale)
+
+
+def _attention_norm(problem: Problem, attention: Array, projection: Array) -> float:
+    """Return a bound on the largest eigenvalue of J^T J: its trace over queries, its norm over keys."""
+    linear = Linearisation(problem, problem.evaluate(attention))
+    moments = np.linalg.eigvalsh(linear.block)[-1]
+    return float(moments * np.linalg.eigvalsh(problem.query_moment)[-1] * len(problem.query_moment))
+
+
+def _verdict(
+    examples: Examples,
+    exact: bool,
+    locally: bool,
+    residual: float,
+    radius: float,
+    n_equations: int,
+    n_unknowns: int,
+    weak: tuple[int, ...],
+) -> str:
+    if examples.n_tokens == 1:
+        return "not identified: with one token a sample only the sum of the projections is determined"
+    if n_equations < n_unknowns:
+        return f"not identified: {n_equations} equations are fewer than {n_unknowns} unknowns"
+    if not locally:
+        return (
+            "not identified: some direction of the parameters is free (a head without projection, "
+            "coinciding heads, or tokens that do not vary)"
+        )
+    if not exact:
+        return (
+            f"not certain: {residual:.1e} of the label power is left, noise or misfit, which one fit "
+            "cannot tell apart; parameters are locally determined"
+        )
+    proof = (
+        f"; exactly one solution lies within {radius:.1e} of it, relatively"
+        if np.isfinite(radius)
+        else "; uniqueness nearby is not proved"
+    )
+    note = f"; heads {', '.join(map(str, weak))} are weak" if weak else ""
+    return f"identified: all equations hold to rounding and determine every parameter{proof}{note}"
