@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import _fit_context as fit_context
-from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import (
     _check_sample_weight,
@@ -63,8 +63,8 @@ def as_generator(random_state: Any) -> np.random.Generator:
     """
     if isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state.integers(2**63))
-    if random_state is np.random or isinstance(random_state, np.random.RandomState):
-        return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1, size=4))
+    if isinstance(random_state, np.random.RandomState):
+        return np.random.default_rng(random_state.randint(2**31 - 1, size=4))
     return np.random.default_rng(random_state)
 
 
