@@ -15,7 +15,7 @@ thread pools, numpy's and scipy's, make the same fit an order of magnitude slowe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -136,6 +136,11 @@ class Problem:
     def single_rows(self) -> TokenRows:
         """The rows in single precision."""
         return self.rows.single()
+
+    def penalised(self, ridge: float, attention_ridge: float) -> Problem:
+        """Return the same equations with other penalties, a mean over rows."""
+        n_rows = float(self.rows.n_rows)
+        return replace(self, ridge=ridge * n_rows, attention_ridge=attention_ridge * n_rows)
 
     def evaluate(self, attention: Array) -> State:
         """Return everything known at one attention, the projections included."""
