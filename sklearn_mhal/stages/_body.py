@@ -84,20 +84,26 @@ class ConvexBody:
         The larger of the root mean square equality residual over `slack` and, for half-spaces,
         one plus the missing share of the margin. Values up to 1 are inside.
         """
-        offsets = (vectors - self.centre) @ self.eigenvectors
-        inside = np.sqrt(np.maximum(offsets**2 @ self.eigenvalues, 0.0)) / self.slack
+        inside = self.contradiction(vectors) / self.slack
         if not len(self.margins):
-            return np.asarray(inside)
+            return inside
         missing = (self.margins - vectors @ self.normals.T) / self.margins
         return np.maximum(inside, 1.0 + missing.max(axis=-1))
+
+    def contradiction(self, vectors: Array) -> Array:
+        """Return the root mean square log-odds by which internal vectors ``(..., D)`` miss the equalities.
+
+        Beyond what the equalities miss of each other, which is no vector's fault.
+        """
+        offsets = (vectors - self.centre) @ self.eigenvectors
+        return np.asarray(np.sqrt(np.maximum(offsets**2 @ self.eigenvalues, 0.0)))
 
     def inside(self, vectors: Array) -> Array:
         """Return for each internal vector of ``(n, D)`` whether the body contains it.
 
         The same as ``violation(vectors) <= 1``, asking the half-spaces only inside the ellipsoid.
         """
-        offsets = (vectors - self.centre) @ self.eigenvectors
-        held = np.asarray(offsets**2 @ self.eigenvalues <= self.slack**2)
+        held = self.contradiction(vectors) <= self.slack
         if len(self.margins) and held.any():
             held[held] = (vectors[held] @ self.normals.T >= self.margins).all(axis=1)
         return held
