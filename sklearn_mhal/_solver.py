@@ -32,6 +32,8 @@ _FORCING_FLOOR = 1e-4
 _SETTLED = 0.1
 _SUBSPACE_NUMBERS = 2_000_000
 _NEARLY_EXACT = 1e-5
+# Label power about the mean below this share of all there is, is rounding.
+_CONSTANT = 1e-24
 # Derivatives below this share of the labels (squared) are rounding.
 _SATURATED = 1e-16
 # A hundredth of a standard error left to go is nothing that data could tell.
@@ -126,7 +128,9 @@ class Problem:
             ones = np.ones(len(centred)) if scale is None else scale
             mean = ones @ centred / max(float(ones @ ones), 1e-300)
             centred = centred - ones[:, None] * mean
-        self.label_power = max(float(np.vdot(centred, centred)), 1e-300)
+        # Labels come with unit power; constant ones leave rounding, and one sample nothing.
+        power, rounding = float(np.vdot(centred, centred)), _CONSTANT * max(centred.size, 1)
+        self.label_power = max(power, rounding)
         queries = self.rows.queries
         moment = queries.T @ queries / max(len(queries), 1)
         floor = 1e-8 * max(float(np.trace(moment)), 1e-300) / len(moment)
@@ -279,7 +283,8 @@ class Linearisation:
             attainable, first = self.state.regression.loss, 1e-4 * first
             max_products *= 3
         while (
-            power > forcing**2 * first
+            # The second is where quotients of it would overflow.
+            power > max(forcing**2 * first, 1e-200)
             and n_products < max_products
             and gained < (1.0 - forcing**2) * attainable
         ):
@@ -391,7 +396,7 @@ def steps(
     previous_length = 0.0
     n_products = 0
     known = Subspace(state.attention.shape)
-    while True:
+    while state.error > 0.0:
         linear = Linearisation(problem, state)
         # As exact as the residual is small: the steps then still converge superlinearly.
         # The floor is what products in single precision can deliver; gradient, residual and
