@@ -133,7 +133,8 @@ class Problem:
         self.label_power = max(power, rounding)
         queries = self.rows.queries
         moment = queries.T @ queries / max(len(queries), 1)
-        floor = 1e-8 * max(float(np.trace(moment)), 1e-300) / len(moment)
+        # Tokens of zeros only have no scale, and any does.
+        floor = 1e-8 * (float(np.trace(moment)) / len(moment) or 1.0)
         self.query_moment = moment + floor * np.eye(len(moment))
 
     @cached_property
@@ -283,8 +284,7 @@ class Linearisation:
             attainable, first = self.state.regression.loss, 1e-4 * first
             max_products *= 3
         while (
-            # The second is where quotients of it would overflow.
-            power > max(forcing**2 * first, 1e-200)
+            power > forcing**2 * first
             and n_products < max_products
             and gained < (1.0 - forcing**2) * attainable
         ):
