@@ -26,6 +26,9 @@ from ._result import StageResult, timed
 # A row whose best pattern leaves the simplex by more than this is not one pattern seen through
 # the sum, however small its residual.
 _OUTSIDE = 0.05
+_EQUATIONS_PER_UNKNOWN = 24
+# Rows count by the inverse of their error; below this share of the worst one's they count alike.
+_EQUALLY_SURE = 0.05
 # Relative squared residual of rows that agree up to rounding.
 EXACT_AGREEMENT = 1e-26
 _MAX_PRODUCTS = 60
@@ -60,7 +63,7 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
         Start, in internal units.
     fraction : float in (0, 1]
         The smallest fraction of rows. Smaller means less bias from rows on which the heads
-        only nearly agree, and more samples needed: at least six equations an unknown are
+        only nearly agree, and more samples needed: at least 24 equations an unknown are
         kept whatever the fraction.
     n_steps : int
         Gauss-Newton steps at each fraction on the way; twice as many at the last.
@@ -83,7 +86,7 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
         )
     rows = load_rows(examples)
     n_rows = rows.labels.shape[0] * rows.labels.shape[1]
-    least = min(n_rows, int(np.ceil(6 * total.size / n_free)))
+    least = min(n_rows, int(np.ceil(_EQUATIONS_PER_UNKNOWN * total.size / n_free)))
     disagreement, n_kept = np.inf, n_rows
     for share in _shares(fraction):
         # As many rows are kept at every share, from ever more samples: the first shares only
@@ -124,7 +127,10 @@ def _shares(fraction: float) -> list[float]:
 
 
 def _best_rows(fit: RowFit, n_kept: int) -> tuple[Array, Array, float]:
-    """Return the samples that own the best rows, a mask of those rows in them, and the worst error."""
+    """Return the samples that own the best rows, those rows' weights in them, and the worst error.
+
+    Weights fall with the error, which is the square of how far the heads are apart on the row.
+    """
     outside = np.maximum(-fit.patterns.min(axis=2), fit.patterns.max(axis=2) - 1.0) > _OUTSIDE
     score = np.where(outside | ~fit.determined[:, None], np.inf, fit.error)
     n_usable = int(np.isfinite(score).sum())
@@ -134,7 +140,9 @@ def _best_rows(fit: RowFit, n_kept: int) -> tuple[Array, Array, float]:
     threshold = np.partition(score.ravel(), n_kept - 1)[n_kept - 1]
     mask = score <= threshold
     samples = np.flatnonzero(mask.any(axis=1))
-    return samples, mask[samples], float(fit.error[mask].max())
+    worst = float(fit.error[mask].max())
+    sureness = worst / (fit.error[samples] + max(_EQUALLY_SURE * worst, 1e-300))
+    return samples, mask[samples] * sureness, worst
 
 
 def _take(fit: RowFit, samples: Array) -> RowFit:
