@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sklearn_mhal import AttentionLayer, BooleanAttentionSampler
+from sklearn_mhal._examples import Examples, make_examples
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,18 @@ class Teacher:
         return f"{self.structure}-m{self.m}-k{self.k}-d{self.d}-o{self.d_out}-s{self.s:g}{tail}"
 
     @property
-    def n_samples(self) -> int:
+    def information_limit(self) -> int:
+        """The least number of samples whose equations outnumber the unknowns."""
         width = self.d + int(self.affine)
         unknowns = self.m * self.d * (width + self.d_out) + int(self.affine) * self.d_out
-        limit = -(-unknowns // (self.k * self.d_out))
-        return min(20_000, max(300, self.multiple * limit))
+        return -(-unknowns // (self.k * self.d_out))
 
-    def draw(self, seed: int) -> tuple[Any, Any, AttentionLayer]:
+    @property
+    def n_samples(self) -> int:
+        """How many samples are given."""
+        return min(20_000, max(300, self.multiple * self.information_limit))
+
+    def draw(self, seed: int, *, n_samples: int | None = None) -> tuple[Any, Any, AttentionLayer]:
         """Return 3-D tokens, 3-D labels and the truth."""
         sampler = BooleanAttentionSampler(
             self.m,
@@ -46,7 +54,7 @@ class Teacher:
             intercept_scale=1.0 if self.affine else 0.0,
             random_state=seed,
         )
-        X, y = sampler.sample(self.n_samples, as_tokens=True)
+        X, y = sampler.sample(n_samples or self.n_samples, as_tokens=True)
         return X, y, sampler.layer_
 
 
@@ -87,3 +95,37 @@ TEACHERS = [
     Teacher(6, 4, 10, 10, 8, "multiscale"),
 ]
 """Thirty-four teachers: m = 1..6, k = 2..8, d = 4..16, d_out = d and not, s = 0.5..16."""
+
+
+def draw_examples(
+    m: int,
+    k: int,
+    d: int,
+    s: float,
+    n: int,
+    seed: int,
+    *,
+    fit_intercept: bool = False,
+    **sampler: Any,
+) -> tuple[Examples, AttentionLayer]:
+    """Return examples of an incoherent layer, as the stages take them, and the layer."""
+    source = BooleanAttentionSampler(m, k, d, attention_scale=s, random_state=seed, **sampler)
+    X, y = source.sample(n, as_tokens=True)
+    return make_examples(X, y, fit_intercept=fit_intercept, random_state=seed), source.layer_
+
+
+def head_vectors(examples: Examples, layer: AttentionLayer) -> Any:
+    """Return the true heads as the convex body sees them: (m, D), internal units."""
+    stacked = examples.units.attention_in(layer.attention, layer.key_bias)
+    heads = stacked.reshape(len(stacked), layer.n_heads, -1).transpose(1, 0, 2)
+    return heads.reshape(layer.n_heads, -1)
+
+
+def relative_error(estimate: Any, truth: Any) -> float:
+    """Return the Frobenius error relative to the truth."""
+    return float(np.linalg.norm(estimate - truth) / np.linalg.norm(truth))
+
+
+def cosine(first: Any, second: Any) -> float:
+    """Return the cosine of the angle between two arrays."""
+    return float(np.vdot(first, second) / (np.linalg.norm(first) * np.linalg.norm(second)))

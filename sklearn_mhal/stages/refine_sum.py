@@ -100,7 +100,8 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
             samples, chosen, disagreement = _best_rows(fit, n_kept)
             if disagreement < EXACT_AGREEMENT:
                 break
-            total = total + _gauss_newton(some.take(samples), _take(fit, samples), chosen, total, disagreement)
+            kept = some.take(samples)
+            total = total + _gauss_newton(kept, _take(fit, samples), chosen, total, disagreement)
             # Rows this close are exact equations, and fewer of them would determine less:
             # stay, and let the steps converge.
             settled = disagreement < _NEARLY_EXACT

@@ -93,8 +93,7 @@ def estimate_span(
     sculpture : Sculpture or None
         Stage 2's result.
     source : {"auto", "sculpt", "oracle", "moments"}
-        "sculpt" and "oracle" need certified rows: ``d_out > k - 1`` and heads that agree on some
-        rows, in practice up to three or four heads. "moments" needs at least three tokens.
+        Which source to ask; see Notes for where each suffices.
     n_heads : int or None
         How many directions `basis` shows; None: as many as proposed.
     max_heads : int
@@ -106,6 +105,22 @@ def estimate_span(
     Returns
     -------
     Span
+
+    Notes
+    -----
+    Where one source alone leads to ten digits after the polish, from 2000 samples without noise
+    (``tests/theory/test_span_sources.py``; elsewhere it may still):
+
+    - "sculpt": ``d_out >= k`` (with fewer outputs a pattern fits every row), heads whose
+      projections have comparable size, up to four of them. The directions themselves are close
+      (cosine 0.9 and more) for two heads at scales up to 4 and three at scale 1.
+    - "oracle": the same body, asked by membership alone, so the same regime with at most 150
+      coordinates. The walk agrees with the spectrum to 0.1 radian from six rounds on, and takes
+      seconds in 36 coordinates and half a minute in 64 with half-spaces.
+    - "moments": three tokens or more, any number of outputs and of heads (tried up to six), heads of
+      comparable size; from ``d = 10`` on the directions themselves are close.
+
+    Outside these a source that cannot say anything yields no frame and says why.
     """
     frames: list[Frame] = []
     notes: list[str] = []
@@ -166,7 +181,8 @@ def _oracle_frame(
         return f"{dimension} coordinates are more than hit-and-run can walk ({_ORACLE_LIMIT})"
     start = body.anchor()
     if body.violation(start) > 1.0:
-        return f"no point inside the body was found (violation {float(body.violation(start)):.2g}, inside is 1)"
+        violation = float(body.violation(start))
+        return f"no point inside the body was found (violation {violation:.2g}, inside is 1)"
     points = hit_and_run(
         body.inside,
         start,
@@ -211,7 +227,7 @@ def _shown(examples: Examples, frame: Frame | None, n_heads: int) -> tuple[Array
     origin = examples.units.attention_out(frame.origin.reshape(-1, width))[0][0]
     if not len(directions):
         return np.empty((0, d, d)), origin
-    stacked = directions.reshape(len(directions), -1, width).transpose(1, 0, 2)
-    stacked = stacked.reshape(-1, len(directions) * width)
+    blocks = directions.reshape(len(directions), -1, width).transpose(1, 0, 2)
+    stacked = blocks.reshape(-1, len(directions) * width)
     flat = examples.units.attention_out(stacked)[0].reshape(len(directions), -1)
     return np.linalg.qr(flat.T)[0].T.reshape(-1, d, d), origin
