@@ -310,6 +310,15 @@ class TestStages:
         assert tuple(model.stages_) == self.ORDER[:-1]
         assert model.layer_ is model.stages_["heads"].layer
 
+    @pytest.mark.parametrize("readout", READOUTS)
+    def test_without_polish_all_samples_have_their_say(self, data, readout):
+        """Labels of noise: the projections' least squares on all samples is no worse than the mean."""
+        X, y, _ = data
+        noise = np.random.default_rng(0).standard_normal(y.shape)
+        noise = read(noise, readout)
+        model = learner(polish=False, readout=readout).fit(X, noise)
+        assert model.score(X, noise) > 0
+
     def test_representations(self, fitted):
         text, html = repr(fitted.stages_), fitted.stages_._repr_html_()
         for name in self.ORDER:

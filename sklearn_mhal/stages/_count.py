@@ -7,14 +7,13 @@ it is the smallest number whose held-out error is within one standard error of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
 from .._progress import SILENT, Progress
 from .._solver import regress
+from .._sums import regress_all
 from ._result import timed
 from .heads import EXACT, Candidate, Heads, Search
 from .span import Span
@@ -113,7 +112,7 @@ def find_heads(
         winner = search.best(n_heads)
     else:
         winner = _count(search, min(span.n_heads or 1, affordable), affordable)
-    return _report(search, winner)
+    return _report(search, winner, examples)
 
 
 def _affordable(examples: Examples, max_heads: int) -> int:
@@ -199,12 +198,20 @@ def _least_needed(search: Search, found: Candidate) -> tuple[int, float]:
     return int(np.argmin(errors)), float(min(errors))
 
 
-def _report(search: Search, winner: Candidate) -> Heads:
+def _report(search: Search, winner: Candidate, examples: Examples) -> Heads:
+    if search.polish:
+        projection, intercept = search.projections(winner)
+    else:
+        # Nothing comes after this, so all samples have their say.
+        ridge = search.ridge * examples.n_samples * examples.labels.shape[1]
+        projection, intercept = regress_all(examples, winner.attention, ridge=ridge, n_jobs=None)
     counts = search.errors_by_count
     tried = ", ".join(f"{count}: {error:.1e}" for count, error in counts.items())
     return Heads(
-        layer=search.layer(winner),
+        layer=examples.units.layer(winner.attention, projection, intercept),
         attention=winner.attention,
+        projection=projection,
+        intercept=intercept,
         n_heads=winner.n_heads,
         source=winner.source,
         held_out_error=winner.held_out_error,

@@ -68,6 +68,9 @@ class Heads(StageResult):
     """In the units of the data."""
     attention: Array
     """Stacked, internal units: where the polish starts."""
+    projection: Array
+    intercept: Array
+    """Of `layer`, internal units."""
     n_heads: int
     source: str
     """Which source won: "sculpt", "oracle", "moments" or "random"."""
@@ -156,9 +159,13 @@ class Search:
 
     def layer(self, candidate: Candidate) -> AttentionLayer:
         """Return a candidate as a layer in the units of the data."""
+        return self.train.units.layer(candidate.attention, *self.projections(candidate))
+
+    def projections(self, candidate: Candidate) -> tuple[Array, Array]:
+        """Return a candidate's projections and intercept, internal units, fitted to a few samples."""
         problem = self.problem(self.rows_for(candidate.n_heads, _FIRST_ROWS))
         found = problem.evaluate(candidate.attention).regression
-        return self.train.units.layer(candidate.attention, found.projection, found.intercept)
+        return found.projection, found.intercept
 
     def offer(self, candidate: Candidate) -> None:
         """Enter a candidate found elsewhere."""

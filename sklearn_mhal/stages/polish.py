@@ -165,10 +165,8 @@ def residual_of(examples: Examples, result: Polish | Heads, *, n_jobs: int | Non
     """Return the relative squared residual of a result on all samples."""
     if isinstance(result, Polish):
         return result.error
-    n_part = max(_FEW * examples.information_limit(result.n_heads), _LEAST_SAMPLES)
-    fitted = examples.first(n_part).problem().evaluate(result.attention).regression
     return residual_power(
-        examples, result.attention, fitted.projection, fitted.intercept, n_jobs=n_jobs
+        examples, result.attention, result.projection, result.intercept, n_jobs=n_jobs
     )
 
 
