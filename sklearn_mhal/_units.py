@@ -38,7 +38,7 @@ class Units:
 
     def tokens_in(self, tokens: Array) -> Array:
         """Return tokens in white units, float64, in memory of their own."""
-        tokens = tokens.astype(np.float64)
+        tokens = tokens.astype(np.float64, order="C")
         if self.whitener is None:
             return tokens
         tokens -= self.shift
@@ -46,7 +46,7 @@ class Units:
 
     def labels_in(self, labels: Array) -> Array:
         """Return labels in internal units, in memory of their own."""
-        labels = labels.astype(np.float64)
+        labels = labels.astype(np.float64, order="C")
         if self.fit_intercept:
             labels -= self.label_shift
         labels /= self.label_scale
