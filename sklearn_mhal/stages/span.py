@@ -118,7 +118,7 @@ def estimate_span(
       coordinates. The walk agrees with the spectrum to 0.1 radian from six rounds on, and takes
       seconds in 36 coordinates and half a minute in 64 with half-spaces.
     - "moments": three tokens or more, any number of outputs and of heads (tried up to six), heads of
-      comparable size; from ``d = 10`` on the directions themselves are close.
+      comparable size. The directions themselves are close (cosine 0.9) from about 20,000 samples.
 
     Outside these a source that cannot say anything yields no frame and says why.
     """
