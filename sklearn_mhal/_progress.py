@@ -80,7 +80,12 @@ class _Fit:
     """What every hook is given."""
 
     def __init__(
-        self, estimator: Any, X: Any, y: Any, sample_weight: Any, fitted: Callable[[AttentionLayer], dict[str, Any]]
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        fitted: Callable[[AttentionLayer], dict[str, Any]],
     ) -> None:
         metadata = {} if sample_weight is None else {"sample_weight": sample_weight}
         self.given = {"estimator": estimator, "X": X, "y": y, "metadata": metadata}

@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from ._documentation import DocumentationLink
 from ._examples import Examples, make_examples
 from ._forward import Array
 from ._progress import SILENT, CallbackSupportMixin, Progress, fit_progress
@@ -48,7 +49,7 @@ from .stages import (
 )
 
 
-class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstimator):
+class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, RegressorMixin, BaseEstimator):
     """Learn a multi-head attention layer from examples of its inputs and outputs.
 
     The model is ``F(X) = sum_i softmax(X Theta_i X^T + 1 (X u_i)^T) X W_i + 1 c^T``, the softmax row
@@ -343,7 +344,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstima
             with (
                 threadpool_limits(1, user_api="blas"),
                 shown(self.verbose),
-                fit_progress(self, X, y, sample_weight, n_tasks=5 + self.polish, fitted=fitted) as progress,
+                fit_progress(self, X, y, sample_weight, n_tasks=6 + self.polish, fitted=fitted) as progress,
             ):
                 examples = make_examples(
                     tokens,
@@ -420,17 +421,18 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, RegressorMixin, BaseEstima
                 polishing.found(lambda: polished.layer)
             results["polish"] = polished
         last: Any = results.get("polish", heads)
-        residual = residual_of(examples, last, n_jobs=self.n_jobs)
-        certificate = certify(
-            examples, last.layer, last.attention, residual=residual, heads=heads, sculpture=sculpture
-        )
-        results["certificate"] = certificate
-        results["uncertainty"] = estimate_uncertainty(
-            examples,
-            last.attention,
-            residual=residual,
-            locally_identified=certificate.locally_identified,
-        )
+        with progress.task("certificate"):
+            residual = residual_of(examples, last, n_jobs=self.n_jobs)
+            certificate = certify(
+                examples, last.layer, last.attention, residual=residual, heads=heads, sculpture=sculpture
+            )
+            uncertainty = estimate_uncertainty(
+                examples,
+                last.attention,
+                residual=residual,
+                locally_identified=certificate.locally_identified,
+            )
+        results |= {"certificate": certificate, "uncertainty": uncertainty}
         return results
 
     def _sculpt(
