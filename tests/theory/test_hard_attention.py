@@ -5,6 +5,7 @@ the half-spaces of the many rows on which all heads pick the same token carry th
 """
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ SEEDS = [0, 1, 2]
 HARD = [((2, 3, 8, 16.0), 2000), ((3, 3, 8, 16.0), 20_000)]
 
 
+@cache
 def sculpted(m, k, d, s, n_samples, seed, **settings):
     """Return the true heads as vectors and the sculpture."""
     structure = settings.pop("structure", "incoherent")
