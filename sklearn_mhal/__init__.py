@@ -7,6 +7,7 @@ them. A Levenberg-Marquardt polish then takes every parameter to machine precisi
 """
 
 from .datasets import BooleanAttentionSampler, make_boolean_attention
+from .encoding import TokenPositionEncoder
 from .layer import AttentionLayer
 from .learner import MultiHeadAttentionLearner
 from .metrics import head_recovery_error
@@ -15,6 +16,7 @@ __all__ = [
     "AttentionLayer",
     "BooleanAttentionSampler",
     "MultiHeadAttentionLearner",
+    "TokenPositionEncoder",
     "head_recovery_error",
     "make_boolean_attention",
 ]

@@ -85,7 +85,7 @@ class _Fit:
         X: Any,
         y: Any,
         sample_weight: Any,
-        fitted: Callable[[AttentionLayer], dict[str, Any]],
+        fitted: Callable[[AttentionLayer], dict[str, Any]] | None,
     ) -> None:
         metadata = {} if sample_weight is None else {"sample_weight": sample_weight}
         self.given = {"estimator": estimator, "X": X, "y": y, "metadata": metadata}
@@ -93,9 +93,10 @@ class _Fit:
 
     def arguments(self, layer: FoundLayer | None = None) -> dict[str, Any]:
         """Return the arguments of a hook; the fitted attributes only when a callback asks for them."""
-        if layer is None:
+        fitted = self.fitted
+        if layer is None or fitted is None:
             return self.given
-        return self.given | {"reconstruction_attributes": lambda: self.fitted(layer())}
+        return self.given | {"reconstruction_attributes": lambda: fitted(layer())}
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def fit_progress(
     sample_weight: Any,
     *,
     n_tasks: int,
-    fitted: Callable[[AttentionLayer], dict[str, Any]],
+    fitted: Callable[[AttentionLayer], dict[str, Any]] | None = None,
 ) -> Iterator[Progress]:
     """Run a fit as the root task of an estimator with :class:`CallbackSupportMixin`.
 
@@ -117,7 +118,7 @@ def fit_progress(
     X, y, sample_weight : as given to ``fit``
     n_tasks : int
         Number of tasks of the fit.
-    fitted : callable
+    fitted : callable or None
         From a layer to the attributes that an estimator with it would have.
     """
     context = estimator._init_callback_context(max_subtasks=n_tasks)

@@ -15,6 +15,7 @@ from sklearn.base import _fit_context as fit_context
 from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import (
+    _check_feature_names_in,
     _check_sample_weight,
     _num_samples,
     column_or_1d,
@@ -31,8 +32,10 @@ __all__ = [
     "check_tokens",
     "check_training_set",
     "check_weights",
+    "feature_names_in",
     "fit_context",
     "forget_fit",
+    "split_columns",
 ]
 
 
@@ -72,7 +75,12 @@ def _is_3d(X: Any) -> bool:
     return getattr(X, "ndim", None) == 3 or (isinstance(X, list | tuple) and np.ndim(X) == 3)
 
 
-def _split_columns(n_columns: int, n_tokens: Any) -> tuple[int, int]:
+def feature_names_in(estimator: Any, input_features: Any) -> Array:
+    """Return the names of the columns of X: those given, those seen in ``fit``, or ``x0``, ``x1``, ..."""
+    return np.asarray(_check_feature_names_in(estimator, input_features), dtype=object)
+
+
+def split_columns(n_columns: int, n_tokens: Any) -> tuple[int, int]:
     """Return (k, d) for 2-D input."""
     if n_tokens == "features":
         return n_columns, 1
@@ -129,7 +137,7 @@ def check_training_set(
         labels = _check_labels(y, estimator)
         X = validate_data(estimator, X, dtype="numeric", estimator=estimator)
         check_consistent_length(X, labels)
-        tokens = X.reshape(len(X), *_split_columns(X.shape[1], n_tokens))
+        tokens = X.reshape(len(X), *split_columns(X.shape[1], n_tokens))
     k = tokens.shape[1]
     n_rows = k if readout == "tokens" else 1
     return tokens, *_shape_labels(labels, tokens, n_rows, readout)
