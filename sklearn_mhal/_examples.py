@@ -203,16 +203,21 @@ def _merge(lots: Array, sample_weight: Array | None) -> tuple[Array, Array | Non
 
 
 def _token_moments(examples: Examples) -> tuple[Array, Array]:
-    """Return the weighted mean and second moment of the tokens."""
+    """Return the weighted mean and covariance of the tokens.
+
+    Summed about a token, so that a mean far larger than the deviations leaves them their digits.
+    """
     d = examples.n_features
     total, moment, mass = np.zeros(d), np.zeros((d, d)), 0.0
+    origin = examples.first(1).white_tokens()[0, 0]
     for chunk in examples.chunks(1):
-        tokens = chunk.white_tokens()
+        tokens = chunk.white_tokens() - origin
         weighted = tokens if chunk.weights is None else tokens * chunk.weights[:, None, None]
         total += weighted.sum(axis=(0, 1))
         moment += weighted.reshape(-1, d).T @ tokens.reshape(-1, d)
         mass += tokens.shape[1] * (len(tokens) if chunk.weights is None else float(chunk.weights.sum()))
-    return total / mass, moment / mass
+    offset = total / mass
+    return origin + offset, moment / mass - np.outer(offset, offset)
 
 
 def _whitener(moment: Array) -> Array | None:
@@ -260,7 +265,7 @@ def make_examples(
 
     Returns
     -------
-    Examples
+    examples : Examples
     """
     lots = _lots(tokens, labels, np.random.default_rng(random_state))
     order, weights = _merge(lots, sample_weight)
@@ -280,11 +285,11 @@ def make_examples(
             label_scale=1.0,
         ),
     )
-    mean, moment = _token_moments(examples)
-    if fit_intercept and np.abs(mean).max() <= _WHITE_ENOUGH * np.sqrt(max(moment.max(), 0.0)):
-        mean = np.zeros(n_features)
-    shift = mean if fit_intercept else np.zeros(n_features)
-    whitener = _whitener(moment - np.outer(shift, shift))
+    mean, covariance = _token_moments(examples)
+    power = np.einsum("ii->i", covariance) + mean**2
+    centred = fit_intercept and bool((np.abs(mean) > _WHITE_ENOUGH * np.sqrt(power)).any())
+    shift = mean if centred else np.zeros(n_features)
+    whitener = _whitener(covariance if centred else covariance + np.outer(mean, mean))
     if whitener is None and np.any(shift):
         whitener = np.eye(n_features)
     label_shift, label_scale = _label_units(examples)
