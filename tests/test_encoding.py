@@ -156,7 +156,7 @@ def test_in_a_grid_search_with_a_progress_bar(ordered, capsys):
     """Every step of the pipeline supports callbacks, so nothing warns of one that does not."""
     pytest.importorskip("rich")
     X, y = ordered
-    learner = MultiHeadAttentionLearner(1, n_tokens=3, readout="mean", alpha=1e-3, random_state=0)
+    learner = MultiHeadAttentionLearner(1, n_tokens=3, readout="mean", alpha=1e-2, random_state=0)
     pipeline = make_pipeline(StandardScaler(), TokenPositionEncoder(), learner)
     grid = {"tokenpositionencoder__encoding": ["onehot", "ramp"]}
     search = GridSearchCV(pipeline, grid, cv=2).set_callbacks(ProgressBar(max_propagation_depth=2))
