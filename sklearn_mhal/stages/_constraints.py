@@ -21,6 +21,8 @@ _EQUALLY_SURE = 0.01
 _ROUNDS = 3
 # A row this many times further off than the rest counts half.
 _CONTRADICTION = 2.0
+# Residuals (relative, squared) under this are rounding, and tell no row from another.
+_EXACT = 1e-22
 # A matrix that contradicts the certified patterns this many times as much as they contradict
 # each other is outside.
 _SLACK = 3.0
@@ -61,7 +63,7 @@ def interior_ellipsoid(rows: Rows, fit: RowFit, inner: Array, width: int) -> Ell
         shift = 1e-9 * max(float(np.trace(moment)) / dimension, 1e-300)
         factor = cho_factor(moment + shift * np.eye(dimension), check_finite=False)
         misses = equations.misses(cho_solve(factor, right, check_finite=False))
-        typical = max(float(weights @ misses / weights.sum()), 1e-300)
+        typical = max(float(weights @ misses / weights.sum()), _SLACK_FLOOR**2)
         weights = equations.weights / (1.0 + misses / (_CONTRADICTION**2 * typical))
     moment, right, power = equations.moments(weights)
     values, vectors = np.linalg.eigh(moment)
@@ -97,7 +99,7 @@ class _Equations:
         self.heights = log_odds - np.einsum("rb,rb->r", self.patterns, log_odds)[:, None]
         self.spread = np.einsum("rb,rbd,rbe->rde", self.patterns, self.centred, self.centred, optimize=True)
         errors = fit.error[samples, queries_at]
-        floor = max(_EQUALLY_SURE * float(errors.max()), 1e-300)
+        floor = max(_EQUALLY_SURE * float(errors.max()), _EXACT)
         self.weights = rows.weights[samples] / (errors + floor)
         self.n_equations = len(samples) * (tokens.shape[1] - 1)
         # The weighted squared log-odds that the residual leaves open, row by row.
