@@ -60,7 +60,7 @@ def interior_ellipsoid(rows: Rows, fit: RowFit, inner: Array, width: int) -> Ell
     weights = equations.weights
     for _ in range(_ROUNDS):
         moment, right, _ = equations.moments(weights)
-        shift = 1e-9 * max(float(np.trace(moment)) / dimension, 1e-300)
+        shift = 1e-12 * max(float(np.trace(moment)) / dimension, 1e-300)
         factor = cho_factor(moment + shift * np.eye(dimension), check_finite=False)
         misses = equations.misses(cho_solve(factor, right, check_finite=False))
         typical = max(float(weights @ misses / weights.sum()), _SLACK_FLOOR**2)
