@@ -88,7 +88,7 @@ def best_tuples(
     """Return the coordinates of the best tuples, (n_best, m, r), and how many were tried."""
     scorer = _Tuples(problem, frame, points)
     n_points = len(points)
-    if comb(n_points, n_heads) <= max_tuples:
+    if n_heads <= n_points and comb(n_points, n_heads) <= max_tuples:
         tuples = np.array(list(itertools.combinations(range(n_points), n_heads)))
         scores = scorer.explained(tuples)
         return points[tuples[np.argsort(-scores)[:n_best]]], len(tuples)
