@@ -34,8 +34,11 @@ _SUBSPACE_NUMBERS = 2_000_000
 _NEARLY_EXACT = 1e-5
 # Label power about the mean below this share of all there is, is rounding.
 _CONSTANT = 1e-24
+# Pooled tokens of a mean square below this are rounding.
+_VANISHED = 1e-12
 # Derivatives below this share of the labels (squared) are rounding.
 _SATURATED = 1e-16
+_LARGEST_SCORE = 1e8
 # A hundredth of a standard error left to go is nothing that data could tell.
 _OFFSET = 1e-2
 
@@ -60,14 +63,15 @@ class Regression:
         return solve_triangular(self.factor, self.design.T, lower=True, check_finite=False).T
 
 
-def factorise(gram: Array) -> Array:
-    """Return the lower Cholesky factor of a Gram matrix, which is overwritten.
+def factorise(gram: Array, *, n_rows: int = 0) -> Array:
+    """Return the lower Cholesky factor of the Gram matrix of some rows, which is overwritten.
 
     A floor makes it exist where heads coincide; refinement and the residual, computed from the
-    labels themselves, do not feel it elsewhere.
+    labels themselves, do not feel it elsewhere. White tokens that average to less than rounding
+    explain nothing.
     """
     diagonal = np.einsum("ii->i", gram)
-    floor = 1e-14 * float(diagonal.max(initial=1e-300))
+    floor = 1e-14 * max(float(diagonal.max(initial=1e-300)), _VANISHED * n_rows)
     while True:
         try:
             diagonal += floor
@@ -88,7 +92,7 @@ def regress(
     gram = design.T @ design
     np.einsum("ii->i", gram)[:n_columns] += ridge
     right = design.T @ labels
-    factor = factorise(gram)
+    factor = factorise(gram, n_rows=len(design))
     solution = cho_solve((factor, True), right, check_finite=False)
     defect = design.T @ (labels - design @ solution)
     defect[:n_columns] -= ridge * solution[:n_columns]
@@ -268,6 +272,7 @@ class Linearisation:
         block = self.block + max(shift, 1e-10 * self.scale) * np.eye(len(self.block))
         left = np.linalg.inv(self.problem.query_moment)
         right = np.linalg.inv(block)
+
         def precondition(vector: Array) -> Array:
             return known.precondition(vector, lambda inner: left @ inner @ right)
 
@@ -408,7 +413,7 @@ def steps(
                 damping, forcing=forcing, max_products=max_products, known=known
             )
             n_products += spent
-            trial = problem.evaluate(state.attention + step)
+            trial = problem.evaluate(bounded(state.attention + step))
             if trial.error < state.error or decrease < 1e-15 * state.error * problem.label_power:
                 break
             known.clear()
@@ -437,6 +442,14 @@ def steps(
         yield state, length * contraction, offset, n_products
         if stalled:
             return
+
+
+def bounded(attention: Array) -> Array:
+    """Return stacked attention for white tokens kept where scores still have digits.
+
+    Patterns to noise are best when infinitely hard, and are as hard as any long before.
+    """
+    return np.clip(attention, -_LARGEST_SCORE, _LARGEST_SCORE)
 
 
 OnStep = Callable[[Array, Array, Array], bool]

@@ -94,13 +94,16 @@ def residual_power(
     return float(residual) / max(float(power), 1e-300)
 
 
-def regress_all(examples: Examples, attention: Array, *, ridge: float, n_jobs: int | None) -> tuple[Array, Array]:
+def regress_all(
+    examples: Examples, attention: Array, *, ridge: float, n_jobs: int | None
+) -> tuple[Array, Array]:
     """Return projections and intercept fitted to all samples for given attention."""
     n_heads = attention.shape[1] // examples.n_features
     gram, right = sum_over_samples(_normal_part, examples, attention, n_heads=n_heads, n_jobs=n_jobs)
     n_columns = attention.shape[1]
     np.einsum("ii->i", gram)[:n_columns] += ridge
-    factor = (factorise(gram.copy()), True)
+    n_rows = examples.n_samples * examples.labels.shape[1]
+    factor = (factorise(gram.copy(), n_rows=n_rows), True)
     solution = cho_solve(factor, right, check_finite=False)
     solution += cho_solve(factor, right - gram @ solution, check_finite=False)
     if examples.fit_intercept:
@@ -117,4 +120,3 @@ def gradient_all(
         _gradient_part, examples, attention, projection, intercept, n_heads=n_heads, n_jobs=n_jobs
     )
     return gradient, float(residual)
-

@@ -173,10 +173,16 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         solution lies. `certificate_.verdict` says it in a sentence.
     noise_std_ : float
         Standard deviation of the label noise, from the residual and its degrees of freedom.
-    attention_std_errors_, projection_std_errors_, key_bias_std_errors_, intercept_std_errors_ : ndarray or None
-        Standard errors of the parameters, in their shapes: asymptotic, for independent label noise,
-        weights counting as repetitions. Zeros without noise; None where some parameter is not
-        determined or the layer has more than 5000 attention parameters.
+    attention_std_errors_ : ndarray of shape (n_heads_, d, d) or None
+        Standard errors of the attention matrices: asymptotic, for independent label noise, weights
+        counting as repetitions. Zeros without noise; None where some parameter is not determined or
+        the layer has more than 5000 attention parameters.
+    projection_std_errors_ : ndarray of shape (n_heads_, d, d_out) or None
+        The same for the projection matrices.
+    key_bias_std_errors_ : ndarray of shape (n_heads_, d) or None
+        The same for the key biases.
+    intercept_std_errors_ : ndarray of shape (d_out,) or None
+        The same for the intercept.
     n_features_in_ : int
         Columns of a 2-D `X`, the last axis of a 3-D one.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -334,15 +340,23 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         """
         try:
             tokens, labels, layout = check_training_set(
-                self, X, y, n_tokens=self.n_tokens, readout=self.readout  # type: ignore[arg-type]
+                self,
+                X,
+                y,
+                n_tokens=self.n_tokens,
+                readout=self.readout,  # type: ignore[arg-type]
             )
             weights = check_weights(sample_weight, tokens)
             generator = as_generator(self.random_state)
+
             def fitted(layer: AttentionLayer) -> dict[str, Any]:
                 return _attributes(layer, layout)
 
             with (
                 threadpool_limits(1, user_api="blas"),
+                # OpenBLAS raises this flag for lanes of its kernels that hold nothing (numpy's issue
+                # 24067); a layer with a number that is none cannot be made.
+                np.errstate(invalid="ignore"),
                 shown(self.verbose),
                 fit_progress(self, X, y, sample_weight, n_tasks=6 + self.polish, fitted=fitted) as progress,
             ):
@@ -435,9 +449,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         results |= {"certificate": certificate, "uncertainty": uncertainty}
         return results
 
-    def _sculpt(
-        self, examples: Examples, total: Array, progress: Progress
-    ) -> tuple[RefinedSum, Sculpture]:
+    def _sculpt(self, examples: Examples, total: Array, progress: Progress) -> tuple[RefinedSum, Sculpture]:
         """Refine the sum until its agreeing rows agree no better, then sculpt."""
         with progress.task("refine_sum", n_steps=self.refine_rounds) as rounds:
             refined = refine_sum(examples, total, fraction=self.refine_fraction)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
-from .._solver import Linearisation, OnStep, Solution, Subspace, carry_on
+from .._solver import Linearisation, OnStep, Solution, Subspace, bounded, carry_on
 from .._sums import gradient_all, regress_all
 
 _FORCING = 0.01
@@ -67,7 +67,7 @@ def finish(
     converged, message = False, f"stopped after max_iter={max_iter} steps"
     n_steps = 0
     while n_steps < max_iter:
-        trial = attention + step
+        trial = bounded(attention + step)
         projection, intercept = regress_all(examples, trial, ridge=ridge * n_rows, n_jobs=n_jobs)
         gradient, squares = gradient_all(examples, trial, projection, intercept, n_jobs=n_jobs)
         new_loss = squares + n_rows * (

@@ -15,7 +15,7 @@ from math import comb
 import numpy as np
 
 from .._forward import Array
-from .._solver import Problem, regress
+from .._solver import Problem, bounded, regress
 from .span import Frame
 
 # Coordinates are in units of the logits' standard deviation; beyond the largest a pattern is
@@ -24,6 +24,8 @@ _RADII = (0.75, 2.0, 5.0, 12.0)
 _EXCHANGE_STARTS = 3
 _EXCHANGE_SWEEPS = 3
 _REFINE_STEPS = 12
+# Derivatives whose squares are below this have vanished with all softness.
+_SATURATED = 1e-30
 
 
 def net_points(frame: Frame, *, n_points: int, generator: np.random.Generator) -> Array:
@@ -143,10 +145,12 @@ def refine_in_frame(problem: Problem, frame: Frame, coordinates: Array) -> tuple
             columns[index] = (change - basis @ (basis.T @ change)).ravel()
         normal = columns @ columns.T
         gradient = columns @ state.regression.residual.ravel()
-        scale = max(float(np.trace(normal)) / len(normal), 1e-300)
+        scale = float(np.trace(normal)) / len(normal)
+        if not scale > _SATURATED:
+            break
         for _ in range(6):
             step = np.linalg.solve(normal + damping * scale * np.eye(len(normal)), gradient)
-            trial_at = coordinates + step.reshape(n_heads, r)
+            trial_at = bounded(coordinates + step.reshape(n_heads, r))
             trial = problem.evaluate(stacked(trial_at))
             if trial.error < state.error:
                 break

@@ -16,15 +16,15 @@ from .._forward import Array
 # Halvings of a chord: its ends are known to 2^-12 of the bracket, far less than a step is random by.
 _BISECTIONS = 12
 _DOUBLINGS = 40
+# A body may be unbounded where no row says anything; every pattern is hard long before.
+_FARTHEST = 1e6
 
 
-def _reach(
-    inside: Callable[[Array], Array], points: Array, directions: Array, scale: float
-) -> Array:
+def _reach(inside: Callable[[Array], Array], points: Array, directions: Array, scale: float) -> Array:
     """Return how far each chain can go from its point along its direction."""
     low, high = np.zeros(len(points)), np.full(len(points), scale)
     for _ in range(_DOUBLINGS):
-        still = inside(points + high[:, None] * directions)
+        still = inside(points + high[:, None] * directions) & (high < _FARTHEST)
         if not still.any():
             break
         low = np.where(still, high, low)

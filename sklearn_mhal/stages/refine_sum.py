@@ -116,9 +116,7 @@ def refine_sum(examples: Examples, total: Array, *, fraction: float = 0.005, n_s
         n_rows=n_kept,
         improved=True,
         n_samples=examples.n_samples,
-        message=(
-            f"the {n_kept} rows that agree best leave at most {disagreement:.1e} of the label power"
-        ),
+        message=(f"the {n_kept} rows that agree best leave at most {disagreement:.1e} of the label power"),
     )
 
 
@@ -168,7 +166,8 @@ def _gauss_newton(rows: Rows, fit: RowFit, chosen: Array, total: Array, error: f
     mask = (chosen * rows.weights[:, None])[..., None]
     flat = pooled.reshape(-1, pooled.shape[2])
     gram = flat.T @ (flat * mask.reshape(-1, 1))
-    shift = 1e-9 * float(np.trace(gram)) / len(gram)
+    # Tokens that average to zero leave nothing to regress on; the shift alone then gives no step.
+    shift = max(1e-9 * float(np.trace(gram)) / len(gram), 1e-30)
     inverse = np.linalg.inv(gram + shift * np.eye(len(gram)))
 
     def product(change: Array) -> Array:

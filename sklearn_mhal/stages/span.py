@@ -162,9 +162,7 @@ def _add(frames: list[Frame], notes: list[str], name: str, found: Frame | str) -
         frames.append(found)
 
 
-def _sculpted_frame(
-    body: ConvexBody | None, sculpture: Sculpture | None, max_heads: int
-) -> Frame | str:
+def _sculpted_frame(body: ConvexBody | None, sculpture: Sculpture | None, max_heads: int) -> Frame | str:
     if body is None or sculpture is None:
         return "no row was certified"
     directions = body.eigenvectors[:, : max_heads - 1].T
@@ -195,9 +193,8 @@ def _oracle_frame(
     _, spread, directions = np.linalg.svd(points - centre, full_matrices=False)
     leading = spread[: max_heads + 1] ** 2
     drops = leading[:-1] / np.maximum(leading[1:], 1e-300)
-    at = int(np.argmax(drops))
     # A single head's body has no long axis at all.
-    count = at + 2 if drops[at] >= 2.0 else None
+    count = int(np.argmax(drops)) + 2 if len(drops) and drops.max() >= 2.0 else None
     return Frame("oracle", centre, directions[: max_heads - 1], True, count)
 
 
