@@ -242,7 +242,8 @@ def _radii(
     misfit = np.sqrt(state.error * problem.label_power)
     rounding = np.finfo(np.float64).eps * np.sqrt(problem.label_power) * np.sqrt(len(projection))
     h = (misfit + rounding) * lipschitz / sigma**2
-    if h > 0.5 or not np.isfinite(h):
+    # Tokens that never differ give a constant of zero: then nothing is said of the attention.
+    if h > 0.5 or not np.isfinite(h) or not lipschitz > 0.0:
         return np.inf, 0.0
     root = np.sqrt(1.0 - 2.0 * h)
     ratio = sigma / lipschitz
