@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -313,6 +314,83 @@ class AttentionLayer:
             key_bias=scale * np.einsum("hsd,hs->hd", keys, bias_q.reshape(n_heads, head_size)),
             intercept=bias_o + output @ bias_v,
         )
+
+    def to_torch(self, *, form: str = "merged", dtype: Any = None, tolerance: float = 1e-6) -> Any:
+        """Return the layer as a PyTorch module.
+
+        Parameters
+        ----------
+        form : {"merged", "multihead"}, default="merged"
+            "merged": a module with this layer's own four parameters, for every layer. Its ``forward``
+            maps tokens (n, k, d) to (n, k, d_out).
+            "multihead": a ``torch.nn.MultiheadAttention`` with ``batch_first=True``, to put a learned
+            layer back into a model. It needs as many outputs as features, `n_heads` dividing them,
+            and matrices whose rank is at most the head size ``n_features / n_heads``, as those of a
+            layer that such a module made. Query, key, value and output weights that examples cannot
+            tell apart are chosen balanced, by a singular value decomposition.
+        dtype : torch.dtype, default=None
+            Of the parameters; None is torch's default.
+        tolerance : float >= 0, default=1e-6
+            For "multihead": what a matrix may have beyond the head size, relative to its largest
+            singular value; it is cut off.
+
+        Returns
+        -------
+        torch.nn.Module
+
+        Raises
+        ------
+        ImportError
+            If torch is missing.
+        ValueError
+            If the layer has no such form.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> layer = AttentionLayer(np.zeros((1, 2, 2)), np.eye(2)[None])
+        >>> layer.to_torch()  # doctest: +SKIP
+        AttentionModule(n_heads=1, n_features=2, n_outputs=2)
+        """
+        if form not in ("merged", "multihead"):
+            raise ValueError(f"form must be 'merged' or 'multihead', got {form!r}.")
+        module = _import_torch("AttentionLayer.to_torch")
+        if form == "merged":
+            return module.to_merged(self, dtype)
+        return module.to_multihead(self, dtype, tolerance)
+
+    @classmethod
+    def from_torch(cls, module: Any) -> AttentionLayer:
+        """Read the layer of a PyTorch module, in double precision.
+
+        Parameters
+        ----------
+        module : torch.nn.MultiheadAttention
+            On any device; ``batch_first`` does not matter, and dropout is left out. Or a module
+            that :meth:`to_torch` returned.
+
+        Returns
+        -------
+        AttentionLayer
+
+        Raises
+        ------
+        ImportError
+            If torch is missing.
+        TypeError
+            If `module` is something else.
+        ValueError
+            For ``kdim`` or ``vdim`` other than ``embed_dim``, ``add_bias_kv`` and ``add_zero_attn``.
+        """
+        layer = _import_torch("AttentionLayer.from_torch").from_module(module)
+        return cls(layer.attention, layer.projection, key_bias=layer.key_bias, intercept=layer.intercept)
+
+
+def _import_torch(name: str) -> Any:
+    try:
+        return importlib.import_module("sklearn_mhal._torch")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{name} needs PyTorch: pip install 'sklearn-mhal[bench]'.") from error
 
 
 def predict_readout(layer: AttentionLayer, X: Array, readout: Readout) -> Array:
