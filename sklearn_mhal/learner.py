@@ -428,6 +428,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
                     heads.attention,
                     tol=self.tol,
                     max_iter=self.max_iter,
+                    noisy=not heads.exact,
                     n_jobs=self.n_jobs,
                     **penalties,
                     progress=polishing,

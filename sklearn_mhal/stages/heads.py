@@ -82,6 +82,11 @@ class Heads(StageResult):
     n_tuples: int
     """Candidates fitted, and tuples of net points regressed on."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether held-out samples see no noise or misfit."""
+        return self.held_out_error < EXACT
+
 
 @dataclass(eq=False)
 class Search:

@@ -1,8 +1,9 @@
 """Stage 6, beyond the paper: all digits, by Levenberg-Marquardt on every parameter.
 
 A few samples first: six times the information limit determines a noise-free layer to
-rounding, and one pass over all samples then confirms it. Where the pass finds noise, the solver
-finishes on all samples: the least-squares estimate, which meets the Cramer-Rao bound.
+rounding, and one pass over all samples then confirms it. Where the pass finds noise, or the
+search for heads has found it before, the solver finishes on all samples: the least-squares
+estimate, which meets the Cramer-Rao bound.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def polish(
     max_iter: int = 100,
     ridge: float = 0.0,
     attention_ridge: float = 0.0,
+    noisy: bool = False,
     n_jobs: int | None = None,
     progress: Progress = SILENT,
 ) -> Polish:
@@ -79,6 +81,9 @@ def polish(
         Largest number of solver steps, on few and on all samples each.
     ridge, attention_ridge : float
         Penalties, a mean over rows.
+    noisy : bool
+        Whether the start is known to leave noise or misfit. It then stands for more samples than
+        the few, on which it would only drift, so those are left out.
     n_jobs : int or None
         Workers for passes over all samples.
     progress : Progress
@@ -103,14 +108,18 @@ def polish(
                 on_step=_told(steps, examples),
             )
 
-    chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
-    solution = run(chosen, attention, "few samples")
-    n_iter, n_products = solution.n_steps, solution.n_products
-    error = _error(examples, solution, n_jobs)
-    noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0
-    if n_few < examples.n_samples and (noisy or not solution.converged):
+    n_iter = n_products = 0
+    more = noisy and n_few < examples.n_samples
+    if not more:
+        chosen = soft_samples(examples.first(_POOL * n_few), attention, n_few)
+        solution = run(chosen, attention, "few samples")
+        attention, n_iter, n_products = solution.attention, solution.n_steps, solution.n_products
+        error = _error(examples, solution, n_jobs)
+        noisy = error > _ROUNDING or ridge > 0 or attention_ridge > 0 or not solution.converged
+        more = noisy and n_few < examples.n_samples
+    if more:
         n_part = max(_PART * examples.information_limit(n_heads), _LEAST_PART)
-        solution = run(examples.first(n_part), solution.attention, "more samples")
+        solution = run(examples.first(n_part), attention, "more samples")
         if n_part < examples.n_samples:
             n_iter += solution.n_steps
             n_products += solution.n_products
