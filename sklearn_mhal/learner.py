@@ -63,7 +63,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         Number of heads. "auto" counts them: spectral gaps propose, held-out error decides. Without
         noise that is the number that fits to rounding while one head fewer does not; with noise the
         smallest whose held-out error is within one standard error of the best. Give a number if you
-        know it (faster), or to get the best fit with fewer heads than there are.
+        know it (faster), or to get the best fit with fewer heads than there are. A number is taken at
+        its word: with noise, more heads than the data can determine fit the noise and predict worse;
+        count, search the number on held-out data, or set `alpha`.
     n_tokens : int >= 1, "features" or None, default=None
         How the columns of a 2-D `X` make tokens: that many tokens, one after the other; "features"
         makes every column a token of width one; None makes a row one token, and the model linear
