@@ -137,17 +137,22 @@ class ConvexBody:
         Interior rows alone have their minimum-norm least-squares point already; the convex
         program is needed where half-spaces cut, and its failure leaves the centre.
         """
-        return self._anchor
+        return self._anchored[0]
+
+    @property
+    def obstacle(self) -> str:
+        """Why the anchor is the centre although half-spaces cut it off; empty if it is not."""
+        return self._anchored[1]
 
     @cached_property
-    def _anchor(self) -> Array:
+    def _anchored(self) -> tuple[Array, str]:
         if not len(self.margins) or self.violation(self.centre) <= 1.0:
-            return self.centre
+            return self.centre, ""
         try:
-            return self.minimum_norm_point()
+            return self.minimum_norm_point(), ""
         except ConvexProgramError as error:
-            logger.warning("%s The centre of the ellipsoid is used instead.", error)
-            return self.centre
+            logger.info("%s The centre of the ellipsoid is used instead.", error)
+            return self.centre, f"{error} The centre of the ellipsoid is used instead."
 
     def minimum_norm_point(self) -> Array:
         """Return the point of the body nearest to zero, shape (D,), by a convex program.

@@ -131,7 +131,7 @@ def sculpt(
         n_samples=examples.n_samples,
         message=(
             f"certified {int(inner.sum())} interior and {int(outer.sum())} vertex rows of {n_rows}"
-            f"{counted}"
+            f"{counted}{'; ' if body.obstacle else ''}{body.obstacle}"
         ),
     )
 

@@ -120,9 +120,10 @@ class TestAnchor:
 
         monkeypatch.setattr(_body, "minimum_norm_point", fail)
         body = make_body(n_half_spaces=5)
-        with caplog.at_level(logging.WARNING, "sklearn_mhal"):
+        with caplog.at_level(logging.INFO, "sklearn_mhal"):
             np.testing.assert_array_equal(body.anchor(), body.centre)
-        assert "The centre of the ellipsoid is used instead" in caplog.text
+        for told in (caplog.text, body.obstacle):
+            assert "The centre of the ellipsoid is used instead" in told
         with pytest.raises(ConvexProgramError, match="Try again"):
             body.minimum_norm_point()
 
