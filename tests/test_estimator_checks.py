@@ -32,17 +32,17 @@ def through_attention(**settings):
 
 # The labels of the checks are noise, and the best attention to noise is often a hard choice, with
 # infinite matrices. A penalty keeps it finite, so that no fit has anything to warn of.
-default_checks = parametrize_with_checks([MultiHeadAttentionLearner()])
-penalised_checks = parametrize_with_checks([through_attention(alpha=0.01, **one) for one in ATTENTION])
-plain_checks = parametrize_with_checks([through_attention(**one) for one in ATTENTION])
+DEFAULT = [MultiHeadAttentionLearner()]
+PENALISED = [through_attention(alpha=0.01, **one) for one in ATTENTION]
+PLAIN = [through_attention(**one) for one in ATTENTION]
 
 
-@default_checks
+@parametrize_with_checks(DEFAULT)
 def test_default(estimator, check):
     check(estimator)
 
 
-@penalised_checks
+@parametrize_with_checks(PENALISED)
 def test_through_attention(estimator, check):
     check(estimator)
 
@@ -51,18 +51,18 @@ def test_through_attention(estimator, check):
     # As in scikit-learn's own suite. Without a penalty the warning is right: see above.
     f"ignore::{ConvergenceWarning.__module__}.{ConvergenceWarning.__name__}"
 )
-@plain_checks
+@parametrize_with_checks(PLAIN)
 def test_through_attention_without_penalty(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("checks", [default_checks, penalised_checks, plain_checks])
-def test_sixty_checks_are_collected_and_none_is_expected_to_fail(checks):
-    collected = checks.mark.args[1]
+@pytest.mark.parametrize("estimators", [DEFAULT, PENALISED, PLAIN], ids=["default", "penalised", "plain"])
+def test_sixty_checks_are_collected_and_none_is_expected_to_fail(estimators):
+    collected = list(parametrize_with_checks(estimators).mark.args[1])
     # A check that is expected to fail comes as a pytest.param with a mark instead.
     assert all(type(pair) is tuple for pair in collected)
     counts = Counter(str(estimator) for estimator, _ in collected)
-    assert len(counts) == (1 if checks is default_checks else len(ATTENTION))
+    assert len(counts) == len(estimators)
     assert min(counts.values()) >= 60
 
 

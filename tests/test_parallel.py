@@ -28,10 +28,9 @@ if __name__ == "__main__":
             learner = MultiHeadAttentionLearner(n_tokens=3, n_jobs=n_jobs, random_state=0)
             pipeline = make_pipeline(StandardScaler(), TokenPositionEncoder(3, encoding="ramp"), learner)
             search = GridSearchCV(pipeline, grid, cv=2, n_jobs=n_jobs, error_score="raise")
-            monitor = ScoringMonitor(scoring="r2")
-            bar = ProgressBar(max_propagation_depth=2)
-            search.set_callbacks(*([bar] if "bar" in sys.argv else [monitor]))
-            search.fit(X, y)
+            bar = "bar" in sys.argv
+            callback = ProgressBar(max_propagation_depth=2) if bar else ScoringMonitor(scoring="r2")
+            search.set_callbacks(callback).fit(X, y)
             scores.append(list(search.cv_results_["mean_test_score"]) + [search.score(X, y)])
             # The callbacks of a fitted search do not stand in the way of another one.
             search.set_params(n_jobs=2).fit(X, y)
