@@ -159,9 +159,7 @@ class TokenRows:
 
     def pattern_change(self, direction: Array, patterns: Array) -> Array:
         """Return ``dp`` for a change of the stacked attention, in the shape of `patterns`."""
-        change = (self.queries @ direction).reshape(
-            self.n_samples, -1, self.n_features
-        ) @ self.keys
+        change = (self.queries @ direction).reshape(self.n_samples, -1, self.n_features) @ self.keys
         change -= np.einsum("nab,nab->na", patterns, change)[..., None]
         change *= patterns
         return change

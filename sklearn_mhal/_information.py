@@ -95,7 +95,7 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
 
 
 def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:
-    width, (n_queries, size, n_outputs) = rows.queries.shape[1], keys.shape
+    width, (_, size, n_outputs) = rows.queries.shape[1], keys.shape
     queries = rows.queries.reshape(rows.n_samples, -1, width)
     keys = keys.reshape(rows.n_samples, -1, size, n_outputs)
     block = np.zeros((width * size,) * 2)

@@ -161,9 +161,7 @@ def _check_labels(y: Any, estimator: Any = None) -> Array:
     return np.asarray(y)
 
 
-def _shape_labels(
-    labels: Array, tokens: Array, n_rows: int, readout: Readout
-) -> tuple[Array, Layout]:
+def _shape_labels(labels: Array, tokens: Array, n_rows: int, readout: Readout) -> tuple[Array, Layout]:
     n_samples, k, d = tokens.shape
     ndim = labels.ndim
     if ndim == 3:
@@ -181,9 +179,7 @@ def _shape_labels(
                 "a sample use readout='first' or readout='mean'."
             )
         labels = labels.reshape(n_samples, n_rows, n_columns // n_rows)
-    layout = Layout(
-        n_tokens=k, n_features=d, n_outputs=labels.shape[2], n_rows=n_rows, label_ndim=ndim
-    )
+    layout = Layout(n_tokens=k, n_features=d, n_outputs=labels.shape[2], n_rows=n_rows, label_ndim=ndim)
     return labels, layout
 
 
@@ -235,7 +231,5 @@ def check_targets(y: Any, layout: Layout) -> Array:
         labels = column_or_1d(labels)
     width = layout.n_rows * layout.n_outputs
     if labels.size != _num_samples(labels) * width:
-        raise ValueError(
-            f"y has shape {labels.shape}, but predictions have {width} values a sample."
-        )
+        raise ValueError(f"y has shape {labels.shape}, but predictions have {width} values a sample.")
     return labels.reshape(_num_samples(labels), width)

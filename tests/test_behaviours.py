@@ -501,9 +501,7 @@ def test_22_random_states(deep):
         same(learner(random_state=make(3)).fit(X, y), learner(random_state=make(3)).fit(X, y))
         # One that is shared is advanced, so the second fit is another one.
         shared = make(3)
-        one, two = (
-            learner(polish=False, span="moments", random_state=shared).fit(X, y) for _ in range(2)
-        )
+        one, two = (learner(polish=False, span="moments", random_state=shared).fit(X, y) for _ in range(2))
         assert (one.attention_matrices_ != two.attention_matrices_).any()
     assert learner(random_state=None).fit(X, y).score(X, y) > 1 - 1e-12
     for value in ("3", np.random):

@@ -72,9 +72,7 @@ class TestRegression:
 
     def test_equal_heads_share_the_projection(self, rng):
         pooled, labels = rng.standard_normal((30, 3)), rng.standard_normal((30, D_OUT))
-        found = regress(
-            np.hstack([pooled, pooled]), labels, row_scale=None, fit_intercept=False, ridge=0.0
-        )
+        found = regress(np.hstack([pooled, pooled]), labels, row_scale=None, fit_intercept=False, ridge=0.0)
         expected = np.linalg.lstsq(pooled, labels, rcond=None)[0]
         # The floor on the diagonal decides the share; 1e-14 of it is what it costs.
         np.testing.assert_allclose(found.projection[:3] + found.projection[3:], expected, atol=1e-6)

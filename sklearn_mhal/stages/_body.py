@@ -124,9 +124,7 @@ class ConvexBody:
         attention = np.asarray(attention, dtype=np.float64)
         n_features = self.units.n_features
         if attention.shape != (n_features, n_features):
-            raise ValueError(
-                f"attention must have shape {(n_features, n_features)}, got {attention.shape}."
-            )
+            raise ValueError(f"attention must have shape {(n_features, n_features)}, got {attention.shape}.")
         bias = None if key_bias is None else np.asarray(key_bias, dtype=np.float64)[None]
         vector = self.units.attention_in(attention[None], bias).ravel()
         return bool(self.inside(vector[None])[0])

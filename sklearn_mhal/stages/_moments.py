@@ -89,7 +89,6 @@ def _blocks(examples: Examples, linear: Array, n_columns: int) -> Iterator[_Bloc
 
 def _pair_sums(block: _Block, vectors: Array) -> Array:
     """``sum over b != b' (both not a) of x_b' (x_b . v)`` for (n, r, d, l) vectors."""
-    n, n_rows, d, n_columns = vectors.shape
     scores = block.tokens[:, None] @ vectors
     scores *= block.others[None, :, :, None]
     rest = (scores.sum(axis=2, keepdims=True) - scores) * block.others[None, :, :, None]

@@ -155,7 +155,9 @@ class Search:
             if best is None or candidate.held_out_error < best.held_out_error:
                 best = candidate
             stopped = self.progress.step("candidate", partial(self.layer, best))
-            logger.debug("heads: %d from %s, held-out error %.2e", n_heads, candidate.source, candidate.held_out_error)
+            logger.debug(
+                "heads: %d from %s, held-out error %.2e", n_heads, candidate.source, candidate.held_out_error
+            )
             if best.exact or repeated or stopped:
                 break
         assert best is not None
@@ -241,9 +243,7 @@ class Search:
         problem = self.problem(self.rows_for(n_heads, multiple))
         for penalty in _EASING if eased else ():
             softened = problem.penalised(max(penalty, self.ridge), max(penalty, self.attention_ridge))
-            start = solve(
-                softened, start, tol=1e-2, max_iter=_EASING_STEPS, give_up_above=_BASIN
-            ).attention
+            start = solve(softened, start, tol=1e-2, max_iter=_EASING_STEPS, give_up_above=_BASIN).attention
         solution = solve(
             problem,
             start,

@@ -174,9 +174,7 @@ def residual_of(examples: Examples, result: Polish | Heads, *, n_jobs: int | Non
     """Return the relative squared residual of a result on all samples."""
     if isinstance(result, Polish):
         return result.error
-    return residual_power(
-        examples, result.attention, result.projection, result.intercept, n_jobs=n_jobs
-    )
+    return residual_power(examples, result.attention, result.projection, result.intercept, n_jobs=n_jobs)
 
 
 def soft_samples(examples: Examples, attention: Array, n_chosen: int) -> Examples:

@@ -120,7 +120,7 @@ def _result(noise_std: float, errors: list[Array] | None, n_samples: int, messag
 
 
 def _in_place(units: Units, attention: Array, projection: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Standard errors where internal units differ from the data's by label scale only."""
+    """Return standard errors where internal units differ from the data's by label scale only."""
     theta, bias = unstack_attention(np.sqrt(attention).reshape(shape), units.n_features)
     projection = np.sqrt(projection) * units.label_scale
     heads = projection[: shape[1]].reshape(len(theta), units.n_features, -1)
@@ -129,7 +129,7 @@ def _in_place(units: Units, attention: Array, projection: Array, shape: tuple[in
 
 
 def _mixed(units: Units, info: Information, shape: tuple[int, ...]) -> list[Array]:
-    """Standard errors after the linear change of units, from a root of the joint covariance."""
+    """Return standard errors after the linear change of units, from a root of the joint covariance."""
     n_attention, (_, n_columns, n_outputs) = len(info.attention), info.cross.shape
     size = n_attention + n_columns * n_outputs
     joint = np.zeros((size, size))

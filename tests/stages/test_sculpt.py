@@ -47,9 +47,7 @@ class TestBody:
 
 @pytest.mark.parametrize("affine", [False, True])
 def test_a_single_head_is_the_body(affine):
-    examples, layer = draw_examples(
-        1, 4, 6, 2.0, 1000, 0, fit_intercept=affine, key_bias_scale=0.5 * affine
-    )
+    examples, layer = draw_examples(1, 4, 6, 2.0, 1000, 0, fit_intercept=affine, key_bias_scale=0.5 * affine)
     sculpture = sculpt(examples, refine_sum(examples, estimate_crude_sum(examples).internal).internal)
     head = head_vectors(examples, layer)[0]
     assert sculpture.n_heads == 1

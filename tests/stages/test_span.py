@@ -24,9 +24,7 @@ def spanned(examples, source="auto", *, seed=0, **settings):
 @cache
 def spanned_teacher(source, affine, **settings):
     """Examples of two heads, the layer, and the span from one source."""
-    examples, layer = draw_examples(
-        2, 3, D, 1.0, 4000, 0, fit_intercept=affine, key_bias_scale=0.3 * affine
-    )
+    examples, layer = draw_examples(2, 3, D, 1.0, 4000, 0, fit_intercept=affine, key_bias_scale=0.3 * affine)
     return examples, layer, spanned(examples, source, **settings)
 
 

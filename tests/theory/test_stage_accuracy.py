@@ -29,9 +29,7 @@ def run_stages(m, k, d, s, seed, n_samples=N_SAMPLES, **sampler):
     crude = estimate_crude_sum(examples)
     refined = refine_sum(examples, crude.internal)
     sculpture = sculpt(examples, refined.internal)
-    span = estimate_span(
-        examples, sculpture, source="sculpt", n_heads=m, max_heads=m, generator=generator
-    )
+    span = estimate_span(examples, sculpture, source="sculpt", n_heads=m, max_heads=m, generator=generator)
     heads = find_heads(examples, span, n_heads=m, polish=False, generator=generator)
     total = layer.projection.sum(axis=0)
     return SimpleNamespace(
@@ -117,9 +115,10 @@ def test_few_outputs_certify_nothing_and_say_so():
     run = run_stages(2, 4, 10, 1.0, 0, n_samples=5000, n_outputs=3)
     assert not run.improved and run.refined_error == run.crude_error
     assert run.body is None and run.span.source == "none"
-    assert "n_outputs=3 must exceed n_tokens - 1 = 3" in run.span.message + sculpt(
-        run.examples, estimate_crude_sum(run.examples).internal
-    ).message
+    assert (
+        "n_outputs=3 must exceed n_tokens - 1 = 3"
+        in run.span.message + sculpt(run.examples, estimate_crude_sum(run.examples).internal).message
+    )
 
 
 def test_a_wrong_sum_sculpts_wrong_directions():
