@@ -129,7 +129,7 @@ class BooleanAttentionSampler:
     Notes
     -----
     *The "parity" layer.* Let ``S`` be a random set of ``m`` coordinates without the first and
-    ``c_i = -m + 1, -m + 3, ..., m - 1``. With two tokens, ``w`` a random unit vector and
+    ``c_i = -m + 1, -m + 3, ..., m - 1``. With two tokens, ``w`` a random unit vector and::
 
         Theta_i = s (sum_{j in S} e_j + c_i e_1) e_1^T,    W_i = (-1)^i e_1 w^T,
 

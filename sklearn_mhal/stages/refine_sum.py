@@ -3,7 +3,7 @@
 The paper finds rows on which every head has a large margin and regresses there. This stage
 finds agreeing rows of every kind: it fits one pattern a row (:mod:`._agreement`), keeps the
 rows that fit best, improves the sum on them, and repeats on fewer and better rows. The
-improvement is a Gauss-Newton step of the residual *with the patterns eliminated*,
+improvement is a Gauss-Newton step of the residual *with the patterns eliminated*::
 
     min over dW of  sum_rows |(I - Q_r) (residual_r - phi_r^T dW)|^2 ,   phi_r = p_r^T X ,
 

@@ -2,7 +2,7 @@
 
 Section 3 of the paper. Given the sum of the projections, every row gets the single pattern
 that fits it best (:mod:`._agreement`). A row is *certified* if the fit leaves almost no residual
-and the pattern lies in the simplex: then all heads share the pattern. Its log-odds
+and the pattern lies in the simplex: then all heads share the pattern. Its log-odds::
 
     <Theta_i, q (x_b - x_b')^T> = log(p_b / p_b')        (interior: every p_b >= interior)
     <Theta_i, q (x_b - x_b')^T> >= log(p_b / u_b')       (vertex: p near one token b)
