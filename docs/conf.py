@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Read when the libraries are first imported: a second thread gains nothing on examples this small.
 for pool in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -32,6 +33,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "measured",
     "parameters",
+    "underscores",
 ]
 # Brings MathJax along, so that the built site shows its formulas without a network.
 if importlib.util.find_spec("sphinx-mathjax-offline"):
@@ -41,6 +43,9 @@ templates_path = ["_templates"]
 exclude_patterns = ["_build", "_tables", "plots", "**/GALLERY_HEADER.rst"]
 default_role = "literal"
 suppress_warnings = ["config.cache"]
+# Our own references must all lead somewhere; those into other projects would need a network.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(sklearn|joblib|numpy|scipy|torch|matplotlib)\..*")]
 
 autosummary_generate = True
 autodoc_typehints = "none"
@@ -87,3 +92,12 @@ html_theme_options = {
     "navigation_with_keys": False,
 }
 html_sidebars = {"index": [], "performance": [], "theory": [], "development": []}
+
+
+def setup(app: Any) -> None:
+    """Turn ``-D plot_gallery=0`` into the boolean that Sphinx expects there."""
+
+    def as_boolean(app: Any, config: Any) -> None:
+        config.plot_gallery = str(config.plot_gallery) not in ("0", "False")
+
+    app.connect("config-inited", as_boolean, priority=1)

@@ -1,7 +1,8 @@
 """The ``measured`` directive: a table that a benchmark wrote, or how to make it.
 
-``.. measured:: against_torch`` shows ``_tables/against_torch.md``. The content of the directive is shown
-instead where there is no such file, so that a page never quotes a number nobody measured.
+``.. measured:: against_torch`` shows ``_tables/against_torch.md`` and, below it, the pictures
+``_tables/against_torch*.png``. The content of the directive is shown instead where there is no such table,
+so that a page never quotes a number nobody measured.
 """
 
 from __future__ import annotations
@@ -62,7 +63,16 @@ class Measured(SphinxDirective):
                 result.append(nodes.rubric("", heading))
             else:
                 result += self._parsed(" ".join(block), str(path))
-        return result
+        return result + self._pictures(path)
+
+    def _pictures(self, table: Path) -> list[nodes.Node]:
+        figures: list[nodes.Node] = []
+        for path in sorted(table.parent.glob(f"{table.stem}*.png")):
+            self.env.note_dependency(str(path))
+            name = path.stem.replace("_", " ")
+            image = nodes.image(uri=f"/_tables/{path.name}", alt=f"Measured: {name}", candidates={})
+            figures.append(nodes.figure("", image))
+        return figures
 
     def _parsed(self, text: str, source: str) -> list[nodes.Node]:
         # Single backquotes are code in markdown.
