@@ -24,6 +24,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 from ._forward import Array, TokenRows
 
 _STEP_REJECTIONS = 10
+_DAMPING = 1e-2
 _DAMPING_FLOOR = 1e-14
 _BLOCK_OVERSAMPLING = 16
 _MARGIN = 30.0
@@ -221,7 +222,7 @@ class Linearisation:
         rows, values = self.problem.rows, self.values
         n_outputs = values.shape[2]
         size = len(self.state.regression.projection)
-        n_seen = min(n_outputs, int(np.ceil(_BLOCK_OVERSAMPLING * size / len(rows.queries))))
+        n_seen = int(np.clip(round(_BLOCK_OVERSAMPLING * size / len(rows.queries)), 1, n_outputs))
         if n_seen < n_outputs:
             first = n_seen * np.arange(rows.n_samples)[:, None, None]
             seen = (first + np.arange(n_seen)) % n_outputs
@@ -387,7 +388,6 @@ def steps(
     problem: Problem,
     attention: Array,
     *,
-    damping: float = 1e-2,
     max_products: int = 100,
 ) -> Iterator[tuple[State, float, float, int]]:
     """Yield ``(state, parameter error, relative offset, products so far)`` after every accepted step.
@@ -398,6 +398,8 @@ def steps(
     The sequence ends where no step lowers the loss any more.
     """
     state = problem.evaluate(attention)
+    # A start that all but fits is in reach of Newton's method, which damping would only slow down.
+    damping = min(_DAMPING, state.error)
     previous_length = 0.0
     n_products = 0
     known = Subspace(state.attention.shape)

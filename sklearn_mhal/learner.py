@@ -48,6 +48,9 @@ from .stages import (
     sculpt,
 )
 
+# Samples of the early stages: starts for the polish, or answers in themselves.
+_SAMPLES_TO_POLISH, _SAMPLES_TO_KEEP = 2000, 50_000
+
 
 class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, RegressorMixin, BaseEstimator):
     """Learn a multi-head attention layer from examples of its inputs and outputs.
@@ -63,9 +66,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         Number of heads. "auto" counts them: spectral gaps propose, held-out error decides. Without
         noise that is the number that fits to rounding while one head fewer does not; with noise the
         smallest whose held-out error is within one standard error of the best. Give a number if you
-        know it (faster), or to get the best fit with fewer heads than there are. A number is taken at
-        its word: with noise, more heads than the data can determine fit the noise and predict worse;
-        count, search the number on held-out data, or set `alpha`.
+        know it (faster), or to get the best fit with fewer heads than there are. Heads beyond what
+        helps stay zero: without noise those that leave the fit exact, with noise those without which
+        held-out samples are predicted better by more than a standard error.
     n_tokens : int >= 1, "features" or None, default=None
         How the columns of a 2-D `X` make tokens: that many tokens, one after the other; "features"
         makes every column a token of width one; None makes a row one token, and the model linear
@@ -83,15 +86,16 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         source has nothing to say.
     max_heads : int >= 1, default=16
         Largest number that "auto" tries. Never more than the equations can determine.
-    stage_samples : int >= 1, default=2000
-        Samples that the first four stages look at. They only have to be roughly right, and their time
-        is proportional to it; raise it if `stages_` shows that few rows were certified.
+    stage_samples : int >= 1 or "auto", default="auto"
+        Samples that the first four stages look at. They only have to be roughly right before a polish,
+        and their time is proportional to it: "auto" means 2000, and 50,000 if nothing is polished. Raise
+        it if `stages_` shows that few rows were certified.
     refine_fraction : float in (0, 1], default=0.005
         Smallest fraction of the rows, the best agreeing, that the sum of projections is refined on; at
         least six equations an unknown are kept. Smaller has less bias and needs more samples.
     refine_rounds : int >= 1, default=2
         Largest number of refinements; they end earlier where the rows agree no better.
-    sculpt_fraction : float in (0, 1], default=0.02
+    sculpt_fraction : float in (0, 1], default=0.05
         Fraction of the interior rows to certify, the best fitting first; at least twelve equations an
         unknown are kept if there are as many. Smaller certifies less and more surely.
     sculpt_interior : float in (0, 0.5), default=0.02
@@ -99,9 +103,10 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         ``1 / n_tokens`` on no row is interior.
     sculpt_vertex : float in (0, 0.5), default=0.02
         Largest weight off one token with which a row is certified as a half-space instead.
-    sculpt_margin : float > 0, default=1.0
+    sculpt_margin : float > 0, default=2.0
         Log-odds taken off what such a row measures before it counts as certain for every head. Larger
-        is safer and cuts less; raise it where some heads' projections are much smaller than others'.
+        is safer and cuts less: with 2 no promise was broken on generic heads, with 1 one in a thousand;
+        raise it where some heads' projections are much smaller than others'.
     sculpt_tolerance : float > 0, default=0.02
         Largest squared residual of a certified row relative to the label power. With noise, its
         share of the label power should stay below this, or nothing is certified.
@@ -202,9 +207,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     -----
     What examples can tell. The order of the heads cannot be told. A single token a sample shows only the
     sum of the projections: the fit is linear regression and reports one head. Heads with equal attention
-    matrices are one head with the sum of their projections, and "auto" merges them; asked for more heads
-    than there are, the fit is as good and not unique. A head with zero projection does not show, nor
-    does what attention does in directions that no token has; entries there are returned as zero.
+    matrices are one head with the sum of their projections, and are merged; asked for more heads than there
+    are, the others stay zero. A head with zero projection does not show, nor does what attention does
+    in directions that no token has; entries there are returned as zero.
 
     Fewer than ``n_heads * d * (d + 1 + d_out) + d_out`` numbers in `y` determine no layer; the fit then
     warns, and three times as many are a comfortable minimum. The warning, a
@@ -246,7 +251,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         "fit_intercept": ["boolean"],
         "span": [StrOptions({"auto", "sculpt", "oracle", "moments"})],
         "max_heads": [Interval(Integral, 1, None, closed="left")],
-        "stage_samples": [Interval(Integral, 1, None, closed="left")],
+        "stage_samples": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "refine_fraction": [Interval(Real, 0, 1, closed="right")],
         "refine_rounds": [Interval(Integral, 1, None, closed="left")],
         "sculpt_fraction": [Interval(Real, 0, 1, closed="right")],
@@ -277,13 +282,13 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         fit_intercept: bool = True,
         span: str = "auto",
         max_heads: int = 16,
-        stage_samples: int = 2000,
+        stage_samples: int | str = "auto",
         refine_fraction: float = 0.005,
         refine_rounds: int = 2,
-        sculpt_fraction: float = 0.02,
+        sculpt_fraction: float = 0.05,
         sculpt_interior: float = 0.02,
         sculpt_vertex: float = 0.02,
-        sculpt_margin: float = 1.0,
+        sculpt_margin: float = 2.0,
         sculpt_tolerance: float = 0.02,
         oracle_rounds: int = 6,
         heads_starts: int = 20,
@@ -383,7 +388,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         self, examples: Examples, generator: np.random.Generator, progress: Progress = SILENT
     ) -> dict[str, Any]:
         """Call the stages in order; return their results by name."""
-        some = examples.first(self.stage_samples)
+        some = examples.first(self._n_stage_samples())
         penalties = {"ridge": float(self.alpha), "attention_ridge": float(self.alpha)}
         with progress.task("crude_sum"):
             crude = estimate_crude_sum(some)
@@ -431,6 +436,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
                     tol=self.tol,
                     max_iter=self.max_iter,
                     noisy=not heads.exact,
+                    n_idle=heads.n_idle,
                     n_jobs=self.n_jobs,
                     **penalties,
                     progress=polishing,
@@ -451,6 +457,11 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
             )
         results |= {"certificate": certificate, "uncertainty": uncertainty}
         return results
+
+    def _n_stage_samples(self) -> int:
+        if self.stage_samples != "auto":
+            return int(self.stage_samples)
+        return _SAMPLES_TO_POLISH if self.polish else _SAMPLES_TO_KEEP
 
     def _sculpt(self, examples: Examples, total: Array, progress: Progress) -> tuple[RefinedSum, Sculpture]:
         """Refine the sum until its agreeing rows agree no better, then sculpt."""

@@ -1,21 +1,22 @@
 """Counting heads: spectral gaps propose, held-out error decides.
 
-Without noise the right number drops the held-out error to rounding and one head fewer does not;
-a fit with too many heads is exact too, but then some head can be dropped or merged. With noise
-it is the smallest number whose held-out error is within one standard error of the best.
+Without noise the right number drops the held-out error to rounding and one head fewer does not.
+A fit with too many heads is exact too, but then some head can be dropped or merged, which costs
+little: so numbers are tried in growing strides, the cheapest candidate of each, and only if none
+is exact does every number get all its candidates. With noise it is the smallest number whose
+held-out error is within one standard error of the best.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from .._examples import Examples
-from .._forward import Array
 from .._progress import SILENT, Progress
-from .._solver import regress
 from .._sums import regress_all
 from ._result import timed
-from .heads import EXACT, Candidate, Heads, Search
+from .heads import EXACT, Candidate, Heads, Search, with_idle
 from .span import Span
 
 # Starts for a number of heads that is only a guess.
@@ -26,7 +27,15 @@ _PATIENCE = 2
 # needed; under it the solver tries to do without. Near-equal heads hold on to each other until
 # the solver has converged, so the threshold is generous; trying in vain costs one short start.
 _NEEDED = 0.03
+# Samples, in multiples of the information limit, to tell heads apart on: without noise and with.
+_EXACT_ROWS = 6
 _NOISY_ROWS = 32
+# So few numbers in the attention matrices make a start cheap, and tokens so narrow that another
+# number of heads may fit as well.
+_NARROW = 100
+# A head's label power under hard attention, as a multiple of the number of tokens times the label
+# power: above it heads cancel.
+_CANCELLING = 10.0
 # Enough to tell errors apart to a few per cent, and they are all held in memory.
 _MOST_HELD_OUT = 4096
 
@@ -109,10 +118,10 @@ def find_heads(
     if examples.n_tokens == 1:
         winner = search.best(1)
     elif n_heads is not None:
-        winner = search.best(n_heads)
+        winner = _no_worse(search, search.best(n_heads))
     else:
-        winner = _count(search, min(span.n_heads or 1, affordable), affordable)
-    return _report(search, winner, examples)
+        winner = _count(search, min(span.n_heads, affordable) if span.n_heads else None, affordable)
+    return _report(search, winner, examples, n_heads or winner.n_heads)
 
 
 def _affordable(examples: Examples, max_heads: int) -> int:
@@ -122,38 +131,113 @@ def _affordable(examples: Examples, max_heads: int) -> int:
     return max(counts, default=1)
 
 
-def _count(search: Search, proposal: int, most: int) -> Candidate:
+def _ladder(proposal: int | None, most: int) -> list[int]:
+    """Return numbers of heads to look at first: a proposal and the next, then ever larger strides."""
+    start = 1 if proposal is None else proposal
+    strides = [start, start + 1] + [(start + 1) * 2**power for power in range(1, most.bit_length() + 1)]
+    return sorted({min(count, most) for count in strides})
+
+
+def _count(search: Search, proposal: int | None, most: int) -> Candidate:
     """Return the winner over the numbers of heads."""
-    found = search.best(proposal, _PROBES)
-    idle, best = 0, found
-    for count in range(proposal + 1, most + 1):
-        if found.exact or idle >= _PATIENCE:
+    best: Candidate | None = None
+    for count in _ladder(proposal, most):
+        found = search.best(count, _PROBES, n_candidates=1)
+        if found.exact:
+            return _fewest(search, found)
+        if search.stopped or (
+            best is not None and found.held_out_error > best.held_out_error - best.standard_error
+        ):
+            break
+        best = found
+    assert best is not None
+    return _count_carefully(search, best.n_heads, most)
+
+
+def _count_carefully(search: Search, start: int, most: int) -> Candidate:
+    """Return the winner when every number, up and down from a start, gets all its candidates."""
+    best = found = search.best(start, _PROBES)
+    idle = 0
+    for count in range(start + 1, most + 1):
+        if found.exact or idle >= _PATIENCE or search.stopped:
             break
         found = search.best(count, _PROBES)
         idle = 0 if found.held_out_error < best.held_out_error - best.standard_error else idle + 1
         best = min(best, found, key=lambda candidate: candidate.held_out_error)
     if found.exact:
-        return _drop_idle_heads(search, found)
-    for count in range(proposal - 1, 0, -1):
+        return _fewest(search, found)
+    for count in range(start - 1, 0, -1):
+        if search.stopped:
+            break
         found = search.best(count, _PROBES)
         if found.exact:
-            return found
+            return _fewest(search, found)
         if found.held_out_error > best.held_out_error + best.standard_error:
             break
         best = min(best, found, key=lambda candidate: candidate.held_out_error)
     return _within_one_standard_error(search)
 
 
+def _fewest(search: Search, found: Candidate) -> Candidate:
+    """Return an exact fit with the fewest heads that the search can find."""
+    found = _drop_idle_heads(search, found)
+    while found.n_heads > 1 and _another_may_fit(search, found):
+        fewer = search.best(found.n_heads - 1, _PROBES, n_candidates=1)
+        if not fewer.exact:
+            break
+        found = _drop_idle_heads(search, fewer)
+    return found
+
+
+def _another_may_fit(search: Search, found: Candidate) -> bool:
+    """Return whether an exact fit, no head of which can go, still makes one ask for fewer heads."""
+    if found.n_heads - 1 in search.errors_by_count:
+        return False
+    projection, _ = search.projections(found)
+    power = np.square(projection.reshape(found.n_heads, -1)).sum(axis=1) / projection.shape[1]
+    return bool(found.attention.size <= _NARROW or power.max() > _CANCELLING * search.train.n_tokens)
+
+
+def _no_worse(search: Search, found: Candidate) -> Candidate:
+    """Return a given number of heads, or fewer where held-out samples tell that the last ones hurt.
+
+    Without noise, fewer that fit as well: superfluous heads leave equations that are singular.
+    """
+    if found.exact:
+        return _drop_idle_heads(search, found)
+    best = current = given = _refitted(search, found)
+    while current.n_heads > 1 and not search.stopped:
+        head, _ = _least_needed(search, current)
+        current = _without(search, current, head, _NOISY_ROWS)
+        search.offer(current)
+        if current.held_out_error > best.held_out_error + best.standard_error:
+            break
+        best = min(best, current, key=lambda candidate: candidate.held_out_error)
+    return best if best.held_out_error + best.standard_error < given.held_out_error else given
+
+
+def _refitted(search: Search, found: Candidate) -> Candidate:
+    """Return a candidate fitted to many samples, if that is better."""
+    if not search.polish:
+        return found
+    again = search.improve(found.source, found.attention, _NOISY_ROWS)
+    search.offer(again)
+    return min(found, again, key=lambda candidate: candidate.held_out_error)
+
+
+def _without(search: Search, found: Candidate, head: int, multiple: int) -> Candidate:
+    """Return a candidate with one head fewer."""
+    width = search.train.n_features
+    columns = np.delete(np.arange(found.attention.shape[1]), slice(head * width, (head + 1) * width))
+    fewer = found.attention[:, columns]
+    if search.polish:
+        return search.improve(found.source, fewer, multiple)
+    return search.judge(found.source, search.problem(search.rows_for(found.n_heads, multiple)), fewer)
+
+
 def _within_one_standard_error(search: Search) -> Candidate:
     """Fit the tried numbers of heads again on the same, many samples; return the smallest good one."""
-    counts = list(search.errors_by_count)
-    multiple = _NOISY_ROWS
-    fitted: list[Candidate] = []
-    for count in counts:
-        start = search.best(count)
-        candidate = search.improve(start.source, start.attention, multiple)
-        fitted.append(min(start, candidate, key=lambda item: item.held_out_error))
-        search.offer(candidate)
+    fitted = [_refitted(search, search.best(count)) for count in search.errors_by_count]
     best = min(fitted, key=lambda candidate: candidate.held_out_error)
     enough = best.held_out_error + best.standard_error
     return next(candidate for candidate in fitted if candidate.held_out_error <= enough)
@@ -165,9 +249,7 @@ def _drop_idle_heads(search: Search, found: Candidate) -> Candidate:
         head, error = _least_needed(search, found)
         if error > _NEEDED:
             return found
-        width = search.train.n_features
-        columns = np.delete(np.arange(found.attention.shape[1]), slice(head * width, (head + 1) * width))
-        fewer = search.improve(found.source, found.attention[:, columns], 6)
+        fewer = _without(search, found, head, _EXACT_ROWS)
         if not fewer.exact:
             return found
         search.offer(fewer)
@@ -179,40 +261,43 @@ def _least_needed(search: Search, found: Candidate) -> tuple[int, float]:
     """Return the head whose removal hurts least and the relative error it leaves.
 
     With the other heads' attention held and the projections fitted again, so that a head equal
-    to another counts as not needed.
+    to another counts as not needed. Removing the columns of head i from a least-squares problem
+    of Gram matrix G raises the squared residual by ``tr(W_i^T [(G^-1)_ii]^-1 W_i)``.
     """
-    problem = search.problem(search.rows_for(found.n_heads, 6))
-    rows, width = problem.rows, search.train.n_features
-    pooled = rows.pooled(rows.patterns(found.attention))
+    problem = search.problem(search.rows_for(found.n_heads, _EXACT_ROWS))
+    regression = problem.evaluate(found.attention).regression
+    n_columns, width = found.attention.shape[1], search.train.n_features
+    half = solve_triangular(
+        regression.factor, np.eye(len(regression.factor))[:, :n_columns], lower=True, check_finite=False
+    )
     errors = []
     for head in range(found.n_heads):
-        rest: Array = np.delete(pooled, slice(head * width, (head + 1) * width), axis=1)
-        left = regress(
-            rest,
-            problem.labels,
-            row_scale=rows.row_scale,
-            fit_intercept=problem.fit_intercept,
-            ridge=problem.ridge,
-        )
-        errors.append(left.loss / problem.label_power)
+        columns = slice(head * width, (head + 1) * width)
+        projection = regression.projection[columns]
+        inverse = half[:, columns].T @ half[:, columns]
+        left = float(np.vdot(projection, np.linalg.lstsq(inverse, projection)[0]))
+        errors.append((regression.loss + left) / problem.label_power)
     return int(np.argmin(errors)), float(min(errors))
 
 
-def _report(search: Search, winner: Candidate, examples: Examples) -> Heads:
+def _report(search: Search, winner: Candidate, examples: Examples, n_heads: int) -> Heads:
     if search.polish:
         projection, intercept = search.projections(winner)
     else:
         # Nothing comes after this, so all samples have their say.
         ridge = search.ridge * examples.n_samples * examples.labels.shape[1]
         projection, intercept = regress_all(examples, winner.attention, ridge=ridge, n_jobs=None)
+    n_idle = n_heads - winner.n_heads
+    attention, projection = with_idle(winner.attention, projection, n_idle * examples.n_features)
     counts = search.errors_by_count
     tried = ", ".join(f"{count}: {error:.1e}" for count, error in counts.items())
     return Heads(
-        layer=examples.units.layer(winner.attention, projection, intercept),
-        attention=winner.attention,
+        layer=examples.units.layer(attention, projection, intercept),
+        attention=attention,
         projection=projection,
         intercept=intercept,
-        n_heads=winner.n_heads,
+        n_heads=n_heads,
+        n_idle=n_idle,
         source=winner.source,
         held_out_error=winner.held_out_error,
         errors_by_count=counts,
@@ -222,6 +307,7 @@ def _report(search: Search, winner: Candidate, examples: Examples) -> Heads:
         message=(
             f"{winner.n_heads} head{'s' if winner.n_heads > 1 else ''} from {winner.source}; "
             f"held-out error by number of heads: {tried}"
+            + (f"; {n_idle} more would not help and stay zero" if n_idle else "")
             + ("" if winner.held_out_error < EXACT else "; noise or misfit remains")
         ),
     )

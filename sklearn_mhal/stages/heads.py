@@ -11,8 +11,11 @@ Counting heads is the same search over the number of heads (:mod:`._count`).
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +26,7 @@ from .._solver import Problem, solve
 from ..layer import AttentionLayer
 from ._net import best_tuples, held_out_errors, net_points, refine_in_frame
 from ._result import StageResult, logger
+from ._softness import soft_samples
 from .span import Frame, Span
 
 # Held-out error (relative, squared) under which a candidate fits without noise.
@@ -34,11 +38,15 @@ _START_SCALE = 0.3
 _FIRST_ROWS = 6
 _MOST_ROWS = 24
 _LEAST_SAMPLES = 32
+# Samples to choose the softest from, in multiples of those chosen.
+_POOL = 8
 # Penalties of an eased start, a mean over rows, and solver steps for each.
 _EASING = (0.3, 0.1, 0.01)
 _EASING_STEPS = 40
 # Two starts that end this close (relative) have found the same optimum.
 _SAME = 1e-3
+# Held-out error under which a fit to few samples is near the one to more.
+_NEAR = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +80,8 @@ class Heads(StageResult):
     intercept: Array
     """Of `layer`, internal units."""
     n_heads: int
+    n_idle: int
+    """How many of them, the last, are zero: more were asked for than help on held-out samples."""
     source: str
     """Which source won: "sculpt", "oracle", "moments" or "random"."""
     held_out_error: float
@@ -110,7 +120,10 @@ class Search:
     progress: Progress = SILENT
     n_candidates: int = 0
     n_tuples: int = 0
+    stopped: bool = False
+    """Whether a callback has asked to stop."""
     _best: dict[int, Candidate] = field(default_factory=dict)
+    _streams: dict[int, Generator[Candidate]] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
     _test_problem: Problem | None = None
 
@@ -142,27 +155,31 @@ class Search:
             standard_error=spread,
         )
 
-    def best(self, n_heads: int, n_starts: int | None = None) -> Candidate:
-        """Return the best candidate with that many heads, searching for it if needed."""
-        if n_heads in self._best:
-            return self._best[n_heads]
-        n_starts = self.n_starts if n_starts is None else n_starts
-        best: Candidate | None = None
-        for candidate in self._candidates(n_heads, n_starts):
-            repeated = best is not None and abs(
-                candidate.held_out_error - best.held_out_error
-            ) <= _SAME * min(candidate.held_out_error, best.held_out_error)
-            if best is None or candidate.held_out_error < best.held_out_error:
-                best = candidate
-            stopped = self.progress.step("candidate", partial(self.layer, best))
+    def best(
+        self, n_heads: int, n_starts: int | None = None, *, n_candidates: int | None = None
+    ) -> Candidate:
+        """Return the best candidate with that many heads, searching for it if needed.
+
+        With `n_candidates` only so many more are fitted, the cheapest first; a later call goes on.
+        """
+        if n_heads not in self._streams:
+            self._streams[n_heads] = self._candidates(n_heads, n_starts or self.n_starts)
+        stream = self._streams[n_heads]
+        for candidate in islice(stream, n_candidates):
+            before = self._best.get(n_heads)
+            repeated = before is not None and abs(
+                candidate.held_out_error - before.held_out_error
+            ) <= _SAME * min(candidate.held_out_error, before.held_out_error)
+            self.offer(candidate)
+            best = self._best[n_heads]
+            self.stopped = self.progress.step("candidate", partial(self.layer, best)) or self.stopped
             logger.debug(
                 "heads: %d from %s, held-out error %.2e", n_heads, candidate.source, candidate.held_out_error
             )
-            if best.exact or repeated or stopped:
+            if best.exact or repeated or self.stopped:
+                stream.close()
                 break
-        assert best is not None
-        self._best[n_heads] = best
-        return best
+        return self._best[n_heads]
 
     def layer(self, candidate: Candidate) -> AttentionLayer:
         """Return a candidate as a layer in the units of the data."""
@@ -185,25 +202,24 @@ class Search:
         """Best held-out error for every number of heads tried."""
         return {count: self._best[count].held_out_error for count in sorted(self._best)}
 
-    def _candidates(self, n_heads: int, n_starts: int):  # type: ignore[no-untyped-def]
+    def _candidates(self, n_heads: int, n_starts: int) -> Generator[Candidate]:
         """Yield candidates, the cheap sources first."""
-        random_allowed = "random" in self.sources
         if self.train.n_tokens == 1:
             zeros = np.zeros((self.train.query_width, n_heads * self.train.n_features))
             yield self.judge("random", self.problem(self.train.n_samples), zeros)
             return
         frames = [f for f in (frame.for_heads(n_heads) for frame in self.span.frames) if f is not None]
         frames = [frame for frame in frames if frame.source in self.sources]
+        # Without polish the frames are the algorithm, and chance only stands in where there is none.
+        random_allowed = not frames or (self.polish and "random" in self.sources)
         multiple = _FIRST_ROWS
-        if random_allowed and self.polish:
+        if random_allowed:
             scarce = self.train.n_samples < self.rows_for(n_heads, multiple)
             yield self.improve("random", self._random_start(n_heads), multiple, eased=scarce)
             n_starts -= 1
         for frame in frames:
             yield from self._from_frame(frame, n_heads, multiple)
-        if not random_allowed and frames:
-            return
-        for _ in range(n_starts):
+        for _ in range(n_starts if random_allowed else 0):
             multiple = min(2 * multiple, _MOST_ROWS)
             yield self.improve("random", self._random_start(n_heads), multiple, eased=True)
 
@@ -211,7 +227,7 @@ class Search:
         shape = (self.train.query_width, n_heads * self.train.n_features)
         return self.generator.standard_normal(shape) * (_START_SCALE / self.train.n_features)
 
-    def _from_frame(self, frame: Frame, n_heads: int, multiple: int):  # type: ignore[no-untyped-def]
+    def _from_frame(self, frame: Frame, n_heads: int, multiple: int) -> Generator[Candidate]:
         problem = self.problem(self.rows_for(n_heads, multiple))
         points = net_points(frame, n_points=self.n_points, generator=self.generator)
         tuples, n_tried = best_tuples(
@@ -244,12 +260,24 @@ class Search:
         for penalty in _EASING if eased else ():
             softened = problem.penalised(max(penalty, self.ridge), max(penalty, self.attention_ridge))
             start = solve(softened, start, tol=1e-2, max_iter=_EASING_STEPS, give_up_above=_BASIN).attention
-        solution = solve(
-            problem,
-            start,
-            tol=1e-6,
-            max_iter=self.max_iter,
-            give_up_above=EXACT,
-            stop_below=_BASIN,
-        )
-        return self.judge(source, problem, solution.attention)
+        settings: dict[str, Any] = {
+            "tol": 1e-6,
+            "max_iter": self.max_iter,
+            "give_up_above": EXACT,
+            "stop_below": _BASIN,
+        }
+        solution = solve(problem, start, **settings)
+        candidate = self.judge(source, problem, solution.attention)
+        if solution.error < EXACT <= candidate.held_out_error < _NEAR:
+            # These samples are explained and leave some direction open: few are soft enough to tell.
+            n_chosen = self.rows_for(n_heads, _MOST_ROWS)
+            softest = soft_samples(self.train.first(_POOL * n_chosen), solution.attention, n_chosen)
+            problem = softest.problem(ridge=self.ridge, attention_ridge=self.attention_ridge)
+            again = self.judge(source, problem, solve(problem, solution.attention, **settings).attention)
+            return min(candidate, again, key=lambda item: item.held_out_error)
+        return candidate
+
+
+def with_idle(attention: Array, projection: Array, n_columns: int) -> tuple[Array, Array]:
+    """Return stacked attention and projections with zeros for that many more columns and rows."""
+    return np.pad(attention, ((0, 0), (0, n_columns))), np.pad(projection, ((0, n_columns), (0, 0)))

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from .._examples import Examples
-from .._forward import Array, TokenRows
+from .._forward import Array
 from .._progress import SILENT, Progress
 from .._solver import OnStep, Solution, solve
 from .._sums import residual_power
 from ..layer import AttentionLayer
 from ._finish import finish
 from ._result import StageResult, timed
-from .heads import Heads
+from ._softness import soft_samples
+from .heads import Heads, with_idle
 
 _FEW = 6
 _POOL = 8
@@ -65,6 +64,7 @@ def polish(
     ridge: float = 0.0,
     attention_ridge: float = 0.0,
     noisy: bool = False,
+    n_idle: int = 0,
     n_jobs: int | None = None,
     progress: Progress = SILENT,
 ) -> Polish:
@@ -84,6 +84,8 @@ def polish(
     noisy : bool
         Whether the start is known to leave noise or misfit. It then stands for more samples than
         the few, on which it would only drift, so those are left out.
+    n_idle : int
+        How many heads, the last, are zero and stay so.
     n_jobs : int or None
         Workers for passes over all samples.
     progress : Progress
@@ -93,7 +95,9 @@ def polish(
     -------
     Polish
     """
-    n_heads = attention.shape[1] // examples.n_features
+    width = examples.n_features
+    attention = attention[:, : attention.shape[1] - n_idle * width]
+    n_heads = attention.shape[1] // width
     n_few = min(examples.n_samples, max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES))
 
     def run(samples: Examples, start: Array, name: str) -> Solution:
@@ -120,7 +124,8 @@ def polish(
     if more:
         n_part = max(_PART * examples.information_limit(n_heads), _LEAST_PART)
         solution = run(examples.first(n_part), attention, "more samples")
-        if n_part < examples.n_samples:
+        error = _error(examples, solution, n_jobs)
+        if n_part < examples.n_samples and (error > _ROUNDING or ridge > 0 or attention_ridge > 0):
             n_iter += solution.n_steps
             n_products += solution.n_products
             with progress.task("all samples", n_steps=max_iter) as steps:
@@ -135,13 +140,14 @@ def polish(
                     n_jobs=n_jobs,
                     on_step=_told(steps, examples),
                 )
+            error = _error(examples, solution, n_jobs)
         n_iter += solution.n_steps
         n_products += solution.n_products
-        error = _error(examples, solution, n_jobs)
         n_few = examples.n_samples
+    attention, projection = with_idle(solution.attention, solution.projection, n_idle * width)
     return Polish(
-        layer=examples.units.layer(solution.attention, solution.projection, solution.intercept),
-        attention=solution.attention,
+        layer=examples.units.layer(attention, projection, solution.intercept),
+        attention=attention,
         error=error,
         parameter_error=solution.parameter_error,
         converged=solution.converged,
@@ -175,25 +181,3 @@ def residual_of(examples: Examples, result: Polish | Heads, *, n_jobs: int | Non
     if isinstance(result, Polish):
         return result.error
     return residual_power(examples, result.attention, result.projection, result.intercept, n_jobs=n_jobs)
-
-
-def soft_samples(examples: Examples, attention: Array, n_chosen: int) -> Examples:
-    """Return the samples whose patterns are softest, in the mean over queries and heads.
-
-    The derivative of a pattern p in its logits is ``diag(p) - p p^T``, of trace ``1 - |p|^2``: a
-    saturated pattern carries no information on the attention, and under hard attention most
-    patterns are saturated.
-    """
-    if examples.n_samples <= n_chosen:
-        return examples
-    softness = np.empty(examples.n_samples)
-    n_heads = attention.shape[1] // examples.n_features
-    size = max(1, examples.n_samples // max(1, examples.n_samples // 512))
-    for start in range(0, examples.n_samples, size):
-        part = examples.between(start, start + size)
-        rows = TokenRows(part.white_tokens(), affine=examples.fit_intercept, readout=examples.readout)
-        patterns = rows.patterns(attention)
-        softness[start : start + size] = 1.0 - np.einsum("nab,nab->n", patterns, patterns) / (
-            rows.n_queries * n_heads
-        )
-    return examples.pick(np.sort(np.argsort(-softness, kind="stable")[:n_chosen]))

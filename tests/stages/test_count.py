@@ -7,6 +7,7 @@ from bank import draw_examples
 from sklearn_mhal import AttentionLayer, BooleanAttentionSampler, head_recovery_error
 from sklearn_mhal._examples import make_examples
 from sklearn_mhal.stages import Span, find_heads, polish
+from sklearn_mhal.stages._count import _ladder
 from sklearn_mhal.stages.heads import EXACT
 
 K, D = 3, 6
@@ -102,9 +103,40 @@ def test_pure_noise_needs_no_second_head():
 
 def test_given_number_is_kept():
     examples = examples_of(two_heads())
-    for m in (1, 2, 3):
+    for m in (1, 2):
         found = find(examples, n_heads=m)
-        assert found.n_heads == m and set(found.errors_by_count) == {m}
+        assert found.n_heads == m and set(found.errors_by_count) == {m} and not found.n_idle
+
+
+@pytest.mark.parametrize("m", [3, 6])
+def test_superfluous_heads_stay_zero(m):
+    """As many as were asked for, the last of them zero before the polish and after it."""
+    examples, layer = examples_of(two_heads()), two_heads()
+    found = find(examples, n_heads=m)
+    assert (found.n_heads, found.n_idle, found.layer.n_heads) == (m, m - 2, m)
+    assert "stay zero" in found.message
+    polished = polish(examples, found.attention, n_idle=found.n_idle)
+    for result in (found.layer, polished.layer):
+        assert not result.attention[2:].any() and not result.projection[2:].any()
+    kept = AttentionLayer(polished.layer.attention[:2], polished.layer.projection[:2])
+    assert head_recovery_error(layer, kept) < 1e-10
+
+
+def test_with_noise_a_number_is_kept_unless_it_hurts():
+    examples = examples_of(two_heads(), n=3000, noise=0.3)
+    found = find(examples, n_heads=2)
+    assert found.n_idle == 0
+    few = examples_of(two_heads(), n=150, noise=0.3)
+    found = find(few, n_heads=8)
+    assert found.n_idle == 6
+    assert found.errors_by_count[2] < 0.9 * found.errors_by_count[8]
+
+
+def test_strides_reach_the_largest_number():
+    assert _ladder(None, 16) == [1, 2, 4, 8, 16]
+    assert _ladder(3, 16) == [3, 4, 8, 16]
+    assert _ladder(None, 1) == [1] and _ladder(2, 2) == [2]
+    assert _ladder(5, 12) == [5, 6, 12]
 
 
 def test_one_head_too_few_is_told():
