@@ -6,7 +6,7 @@ import numpy as np
 from sklearn_mhal import BooleanAttentionSampler, MultiHeadAttentionLearner
 
 figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained")
-for ax, scale in zip(axes, (1.0, 8.0), strict=True):
+for ax, scale in zip(axes, (1.0, 4.0), strict=True):
     sampler = BooleanAttentionSampler(2, 4, 8, attention_scale=scale, random_state=0)
     X, y = sampler.sample(20_000)
     learner = MultiHeadAttentionLearner(

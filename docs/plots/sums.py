@@ -20,12 +20,19 @@ for seed in SEEDS:
 
 figure, ax = plt.subplots(figsize=(5.8, 3.6), layout="constrained")
 for name, table in errors.items():
-    (line,) = ax.loglog(SIZES, np.median(table, axis=0), "o-", label=name.replace("_", " "))
+    (line,) = ax.loglog(
+        SIZES,
+        np.median(table, axis=0),
+        "o-",
+        label={"crude_sum": "crude sum", "refine_sum": "refined sum"}[name],
+    )
     ax.fill_between(
         SIZES, table.min(axis=0), table.max(axis=0), color=line.get_color(), alpha=0.2, linewidth=0
     )
 ax.set_xticks(SIZES, [f"{size:,}" for size in SIZES])
 ax.minorticks_off()
+TICKS = [0.01, 0.02, 0.05, 0.1, 0.2]
+ax.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
 ax.set(xlabel="number of samples", ylabel="relative error of the sum")
 ax.set_title(
     "Two heads, four tokens, ten features, scale 1:\nmedian and range of three layers", fontsize="medium"
