@@ -27,6 +27,8 @@ _STEP_REJECTIONS = 10
 _DAMPING = 1e-2
 _DAMPING_FLOOR = 1e-14
 _BLOCK_OVERSAMPLING = 16
+# A residual above this share of the labels (squared) owes nothing to rounding.
+_PLAIN = 1e-6
 _MARGIN = 30.0
 _FORCING_FLOOR = 1e-4
 # Steps shorter than this, relatively, leave the normal equations nearly as they were.
@@ -84,7 +86,7 @@ def factorise(gram: Array, *, n_rows: int = 0) -> Array:
 def regress(
     pooled: Array, labels: Array, *, row_scale: Array | None, fit_intercept: bool, ridge: float
 ) -> Regression:
-    """Solve for the projections by normal equations with one step of iterative refinement."""
+    """Solve for the projections by normal equations, with one step of iterative refinement if it shows."""
     n_columns = pooled.shape[1]
     design = pooled
     if fit_intercept:
@@ -95,10 +97,12 @@ def regress(
     right = design.T @ labels
     factor = factorise(gram, n_rows=len(design))
     solution = cho_solve((factor, True), right, check_finite=False)
-    defect = design.T @ (labels - design @ solution)
-    defect[:n_columns] -= ridge * solution[:n_columns]
-    solution += cho_solve((factor, True), defect, check_finite=False)
     residual = labels - design @ solution
+    if np.vdot(residual, residual) <= _PLAIN * np.vdot(labels, labels):
+        defect = design.T @ residual
+        defect[:n_columns] -= ridge * solution[:n_columns]
+        solution += cho_solve((factor, True), defect, check_finite=False)
+        residual = labels - design @ solution
     projection = solution[:n_columns]
     return Regression(
         projection=projection,

@@ -27,6 +27,8 @@ _PATIENCE = 2
 # needed; under it the solver tries to do without. Near-equal heads hold on to each other until
 # the solver has converged, so the threshold is generous; trying in vain costs one short start.
 _NEEDED = 0.03
+# The same where the number is given and so only heads that do nothing are in the way.
+_IDLE = 1e-3
 # Samples, in multiples of the information limit, to tell heads apart on: without noise and with.
 _EXACT_ROWS = 6
 _NOISY_ROWS = 32
@@ -204,7 +206,7 @@ def _no_worse(search: Search, found: Candidate) -> Candidate:
     Without noise, fewer that fit as well: superfluous heads leave equations that are singular.
     """
     if found.exact:
-        return _drop_idle_heads(search, found)
+        return _drop_idle_heads(search, found, needed=_IDLE)
     best = current = given = _refitted(search, found)
     while current.n_heads > 1 and not search.stopped:
         head, _ = _least_needed(search, current)
@@ -243,11 +245,11 @@ def _within_one_standard_error(search: Search) -> Candidate:
     return next(candidate for candidate in fitted if candidate.held_out_error <= enough)
 
 
-def _drop_idle_heads(search: Search, found: Candidate) -> Candidate:
+def _drop_idle_heads(search: Search, found: Candidate, *, needed: float = _NEEDED) -> Candidate:
     """Drop heads that others can replace, as long as the fit stays exact."""
     while found.n_heads > 1:
         head, error = _least_needed(search, found)
-        if error > _NEEDED:
+        if error > needed:
             return found
         fewer = _without(search, found, head, _EXACT_ROWS)
         if not fewer.exact:
