@@ -7,7 +7,8 @@ from sklearn_mhal import BooleanAttentionSampler, MultiHeadAttentionLearner
 
 SIZES = [500, 1500, 5000, 15_000]
 SEEDS = range(3)
-errors = {name: np.empty((len(SEEDS), len(SIZES))) for name in ("crude_sum", "refine_sum")}
+LABELS = {"crude_sum": "crude sum", "refine_sum": "refined sum"}
+errors = {name: np.empty((len(SEEDS), len(SIZES))) for name in LABELS}
 for seed in SEEDS:
     sampler = BooleanAttentionSampler(2, 4, 10, attention_scale=1.0, random_state=seed)
     X, y = sampler.sample(SIZES[-1])
@@ -24,7 +25,7 @@ for name, table in errors.items():
         SIZES,
         np.median(table, axis=0),
         "o-",
-        label={"crude_sum": "crude sum", "refine_sum": "refined sum"}[name],
+        label=LABELS[name],
     )
     ax.fill_between(
         SIZES, table.min(axis=0), table.max(axis=0), color=line.get_color(), alpha=0.2, linewidth=0
