@@ -95,7 +95,7 @@ html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,
 }
-html_sidebars = {"index": [], "performance": [], "theory": [], "development": []}
+html_sidebars = {name: [] for name in ("index", "quick_start", "performance", "theory", "development")}
 
 
 def setup(app: Any) -> None:

@@ -31,8 +31,8 @@ plt.show()
 # -----------------------
 # Here the largest head is four times the smallest in attention and eight times in projection.
 # The largest gap comes after the first head, so the moments propose too few, and hardly a row is
-# shared by all four. The search goes on until the held-out error is that of an exact fit, which
-# one head fewer misses by far.
+# shared by all four. The search goes on, in growing strides, until the held-out error is that of an exact
+# fit of which no head can be left out.
 unequal = BooleanAttentionSampler(
     n_heads=4, n_tokens=4, n_features=10, attention_scale=4.0, structure="multiscale", random_state=1
 )

@@ -31,9 +31,13 @@ for scale in SCALES:
 
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
 sculptures = [learner.stages_["sculpt"] for _, learner, _ in fits.values()]
-ax.plot(SCALES, [saturated for *_, saturated in fits.values()], "o-", color="0.5", label="saturated patterns")
-ax.plot(SCALES, [s.n_interior / s.n_rows for s in sculptures], "o-", label="rows certified as interior")
-ax.plot(SCALES, [s.n_vertex / s.n_rows for s in sculptures], "o-", label="rows certified as vertices")
+shares = {
+    "saturated patterns": [saturated for *_, saturated in fits.values()],
+    "rows certified as interior": [s.n_interior / s.n_rows for s in sculptures],
+    "rows certified as vertices": [s.n_vertex / s.n_rows for s in sculptures],
+}
+for (label, share), colour in zip(shares.items(), ("0.5", "tab:blue", "tab:orange"), strict=True):
+    ax.plot(SCALES, np.where(np.array(share) > 0, share, np.nan), "o-", color=colour, label=label)
 ax.set_xscale("log", base=2)
 ax.set_xticks(SCALES, [f"{scale:g}" for scale in SCALES])
 ax.set_yscale("log")
@@ -45,7 +49,7 @@ plt.show()
 
 # %%
 # Interior rows are never more than a small share, because only the best agreeing ones are kept. Shares
-# of zero are below the axis.
+# of zero are not drawn.
 #
 # What the half-spaces add
 # ------------------------

@@ -64,10 +64,10 @@ print("violation of the body by the true heads, up to 1 is inside:", np.round(in
 
 figure, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
 values = sculpture.eigenvalues
-ax.semilogy(np.arange(1, len(values) + 1), values, "o")
-ax.semilogy([1, 2], values[:2], "o", color="tab:orange", label="free directions of three heads")
-ax.set(xlabel="index", ylabel="eigenvalue of the equalities", title="Certified equalities")
-ax.legend(frameon=False)
+ax.plot(np.arange(1, len(values) + 1), values, "o")
+ax.plot([1, 2], values[:2], "o", color="tab:orange", label="free directions of three heads")
+ax.set(xlabel="index", ylabel="eigenvalue of the equalities", title="Certified equalities", ylim=(0, None))
+ax.legend(frameon=False, loc="lower right")
 plt.show()
 
 # %%
