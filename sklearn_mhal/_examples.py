@@ -23,7 +23,7 @@ import numpy as np
 
 from ._forward import Array, Readout, TokenRows
 from ._memory import samples_per_chunk
-from ._solver import Problem
+from ._problem import Problem
 from ._units import Units
 
 # Below this departure from zero mean and unit covariance tokens are left as they are: the

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
 from ._forward import Array, TokenRows
-from ._solver import Problem, factorise
+from ._problem import Problem, factorise
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,15 @@ class Information:
     """B, of shape (q m d, m d (+ 1), d_out)."""
     gram: Array
     """G, of shape (m d (+ 1), m d (+ 1))."""
+    query_width: int
+    """q."""
 
-    def schur(self) -> Array:
-        """Return S, symmetric."""
+    def schur(self, *, ridge: float = 0.0) -> Array:
+        """Return S, symmetric, under a penalty on the projections."""
         n_outputs = self.cross.shape[2]
-        factor = factorise(self.gram.copy())
+        gram = self.gram.copy()
+        np.einsum("ii->i", gram)[: len(self.attention) // self.query_width] += ridge
+        factor = factorise(gram)
         schur = self.attention.copy()
         for output in range(n_outputs):
             half = solve_triangular(factor, self.cross[:, :, output].T, lower=True, check_finite=False)
@@ -91,7 +95,7 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
     for output in range(n_outputs):
         left = (rows.queries[:, :, None] * keys[:, None, :, output]).reshape(n_queries, -1)
         cross[:, :, output] = left.T @ design
-    return Information(block, cross, design.T @ design)
+    return Information(block, cross, design.T @ design, width)
 
 
 def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:
@@ -105,7 +109,7 @@ def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:
         derivative = derivative.reshape(rows.n_samples, -1)
         block += derivative.T @ derivative
         cross[:, :, output] = derivative.T @ design
-    return Information(block, cross, design.T @ design)
+    return Information(block, cross, design.T @ design, width)
 
 
 def inverse_diagonals(info: Information) -> tuple[Array, Array]:

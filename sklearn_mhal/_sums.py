@@ -15,7 +15,7 @@ from scipy.linalg import cho_solve
 
 from ._examples import Examples
 from ._forward import Array
-from ._solver import Problem, factorise
+from ._problem import Problem, factorise
 
 # A part shorter than this many chunks is not worth handing to another worker.
 _CHUNKS_PER_TASK = 4

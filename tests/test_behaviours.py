@@ -843,9 +843,9 @@ def test_33_an_interrupted_fit_leaves_the_estimator_unfitted_and_usable(deep, mo
 def test_33_an_interrupt_inside_a_stage(deep, monkeypatch):
     """Ctrl-C comes from anywhere: here from the middle of the solver, in the third evaluation."""
     X, y, _ = deep
-    from sklearn_mhal import _solver
+    from sklearn_mhal import _problem
 
-    original, calls = _solver.Problem.evaluate, []
+    original, calls = _problem.Problem.evaluate, []
 
     def evaluate(self, attention):
         calls.append(attention)
@@ -853,7 +853,7 @@ def test_33_an_interrupt_inside_a_stage(deep, monkeypatch):
             raise KeyboardInterrupt
         return original(self, attention)
 
-    monkeypatch.setattr(_solver.Problem, "evaluate", evaluate)
+    monkeypatch.setattr(_problem.Problem, "evaluate", evaluate)
     model = learner()
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)

@@ -5,7 +5,9 @@ import pytest
 
 from sklearn_mhal import AttentionLayer, BooleanAttentionSampler
 from sklearn_mhal._forward import TokenRows, stack_attention
-from sklearn_mhal._solver import Linearisation, Problem, Subspace, factorise, regress, solve, steps
+from sklearn_mhal._linearisation import Linearisation, Subspace
+from sklearn_mhal._problem import Problem, factorise, regress
+from sklearn_mhal._solver import solve, steps
 
 M, K, D, D_OUT = 2, 4, 3, 5
 READOUTS = ["tokens", "first", "mean"]

@@ -144,7 +144,7 @@ def _count(search: Search, proposal: int | None, most: int) -> Candidate:
     """Return the winner over the numbers of heads."""
     best: Candidate | None = None
     for count in _ladder(proposal, most):
-        found = search.best(count, _PROBES, n_candidates=1)
+        found = search.best(count, _probes(search, count), n_candidates=1)
         if found.exact:
             return _fewest(search, found)
         if search.stopped or (
@@ -158,12 +158,12 @@ def _count(search: Search, proposal: int | None, most: int) -> Candidate:
 
 def _count_carefully(search: Search, start: int, most: int) -> Candidate:
     """Return the winner when every number, up and down from a start, gets all its candidates."""
-    best = found = search.best(start, _PROBES)
+    best = found = search.best(start, _probes(search, start))
     idle = 0
     for count in range(start + 1, most + 1):
         if found.exact or idle >= _PATIENCE or search.stopped:
             break
-        found = search.best(count, _PROBES)
+        found = search.best(count, _probes(search, count))
         idle = 0 if found.held_out_error < best.held_out_error - best.standard_error else idle + 1
         best = min(best, found, key=lambda candidate: candidate.held_out_error)
     if found.exact:
@@ -171,7 +171,7 @@ def _count_carefully(search: Search, start: int, most: int) -> Candidate:
     for count in range(start - 1, 0, -1):
         if search.stopped:
             break
-        found = search.best(count, _PROBES)
+        found = search.best(count, _probes(search, count))
         if found.exact:
             return _fewest(search, found)
         if found.held_out_error > best.held_out_error + best.standard_error:
@@ -180,11 +180,20 @@ def _count_carefully(search: Search, start: int, most: int) -> Candidate:
     return _within_one_standard_error(search)
 
 
+def _probes(search: Search, n_heads: int) -> int:
+    """Return the random starts that a number of heads gets that is only a guess."""
+    return search.n_starts if _is_narrow(search, n_heads) else _PROBES
+
+
+def _is_narrow(search: Search, n_heads: int) -> bool:
+    return search.train.query_width * search.train.n_features * n_heads <= _NARROW
+
+
 def _fewest(search: Search, found: Candidate) -> Candidate:
     """Return an exact fit with the fewest heads that the search can find."""
     found = _drop_idle_heads(search, found)
     while found.n_heads > 1 and _another_may_fit(search, found):
-        fewer = search.best(found.n_heads - 1, _PROBES, n_candidates=1)
+        fewer = search.best(found.n_heads - 1, _probes(search, found.n_heads - 1))
         if not fewer.exact:
             break
         found = _drop_idle_heads(search, fewer)
@@ -193,11 +202,9 @@ def _fewest(search: Search, found: Candidate) -> Candidate:
 
 def _another_may_fit(search: Search, found: Candidate) -> bool:
     """Return whether an exact fit, no head of which can go, still makes one ask for fewer heads."""
-    if found.n_heads - 1 in search.errors_by_count:
-        return False
     projection, _ = search.projections(found)
     power = np.square(projection.reshape(found.n_heads, -1)).sum(axis=1) / projection.shape[1]
-    return bool(found.attention.size <= _NARROW or power.max() > _CANCELLING * search.train.n_tokens)
+    return bool(_is_narrow(search, found.n_heads) or power.max() > _CANCELLING * search.train.n_tokens)
 
 
 def _no_worse(search: Search, found: Candidate) -> Candidate:

@@ -12,7 +12,9 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
-from .._solver import Linearisation, OnStep, Solution, Subspace, bounded, carry_on
+from .._linearisation import Linearisation, Subspace
+from .._problem import bounded
+from .._solver import OnStep, Solution, carry_on
 from .._sums import gradient_all, regress_all
 
 _FORCING = 0.01

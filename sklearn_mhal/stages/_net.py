@@ -15,7 +15,7 @@ from math import comb
 import numpy as np
 
 from .._forward import Array
-from .._solver import Problem, bounded, regress
+from .._problem import Problem, bounded, regress
 from .span import Frame
 
 # Coordinates are in units of the logits' standard deviation; beyond the largest a pattern is

@@ -29,7 +29,8 @@ from scipy.sparse.linalg import LinearOperator, lobpcg
 from .._examples import Examples
 from .._forward import Array
 from .._information import information
-from .._solver import Linearisation, Problem
+from .._linearisation import Linearisation
+from .._problem import Problem
 from ..layer import AttentionLayer
 from ._result import StageResult, timed
 from .heads import Heads

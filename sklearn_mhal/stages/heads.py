@@ -21,8 +21,9 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
+from .._problem import Problem
 from .._progress import SILENT, Progress
-from .._solver import Problem, solve
+from .._solver import solve
 from ..layer import AttentionLayer
 from ._net import best_tuples, held_out_errors, net_points, refine_in_frame
 from ._result import StageResult, logger

@@ -16,7 +16,7 @@ from scipy.linalg import solve_triangular
 from .._examples import Examples
 from .._forward import Array, unstack_attention
 from .._information import Information, information, inverse_diagonals
-from .._solver import factorise
+from .._problem import factorise
 from .._units import Units
 from ._result import StageResult, timed
 from .certify import EXACT_RESIDUAL
