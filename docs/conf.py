@@ -31,6 +31,7 @@ extensions = [
     "matplotlib.sphinxext.plot_directive",
     "numpydoc",
     "sphinx_gallery.gen_gallery",
+    "layout",
     "measured",
     "parameters",
     "underscores",
