@@ -47,7 +47,7 @@ suppress_warnings = ["config.cache"]
 # Our own references must all lead somewhere; those into other projects would need a network.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(sklearn|joblib|numpy|scipy|torch|matplotlib)\..*"),
+    ("py:.*", r"(sklearn|joblib|numpy|scipy|torch|matplotlib|logging)(\..*)?"),
     # Modules that have no page of their own.
     ("py:mod", r"(sklearn_mhal\.)?_\w+"),
 ]
