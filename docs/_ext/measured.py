@@ -62,7 +62,7 @@ class Measured(SphinxDirective):
                 heading = re.sub(r"^#+\s*", "", block[0])
                 result.append(nodes.rubric("", heading))
             else:
-                result += self._parsed(" ".join(block), str(path))
+                result += self._parsed("\n".join(block), str(path))
         return result + self._pictures(path)
 
     def _pictures(self, table: Path) -> list[nodes.Node]:
@@ -78,7 +78,7 @@ class Measured(SphinxDirective):
         # Single backquotes are code in markdown.
         text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text)
         holder = nodes.Element()
-        self.state.nested_parse(StringList([text], source=source), 0, holder)
+        self.state.nested_parse(StringList(text.splitlines(), source=source), 0, holder)
         return list(holder.children)
 
     def _table(self, lines: list[str], source: str) -> nodes.Node:
