@@ -26,7 +26,8 @@ from sklearn.preprocessing import StandardScaler
 
 from sklearn_mhal import MultiHeadAttentionLearner, TokenPositionEncoder
 
-X, y = load_diabetes(return_X_y=True, as_frame=True)
+data = load_diabetes()
+X, y = data.data, data.target
 folds = KFold(5, shuffle=True, random_state=0)
 # On ordinary data the best attention need not be determined to ten digits, which is fine here.
 warnings.simplefilter("ignore", ConvergenceWarning)
@@ -80,7 +81,7 @@ height = 0.8 / len(weights)
 for head, weight in enumerate(weights):
     right.barh(np.arange(len(weight)) + head * height, weight, height, label=f"head {head}")
 right.axvline(1 / X.shape[1], color="grey", linestyle=":", label="equal weights")
-right.set_yticks(np.arange(X.shape[1]) + 0.5 * height * (len(weights) - 1), X.columns)
+right.set_yticks(np.arange(X.shape[1]) + 0.5 * height * (len(weights) - 1), data.feature_names)
 right.invert_yaxis()
 right.set(xlabel="attention weight, mean over people and queries", title="Best pipeline")
 right.legend()
