@@ -25,8 +25,14 @@ _MARGIN = 30.0
 _FORCING_FLOOR = 1e-4
 # Steps shorter than this, relatively, leave the normal equations nearly as they were.
 _SETTLED = 0.1
-# A hundredth of a standard error left to go is nothing that data could tell.
-_OFFSET = 1e-2
+# A hundredth of a standard error left to go is nothing that data could tell. Where the curvature is good
+# the last digits cost little all the same; after so many steps they are let go.
+GOOD_OFFSET = 1e-2
+PATIENCE = 25
+# After as many, steps that gain less than this are not worth their time: superfluous heads fit noise
+# along valleys without an end.
+STALLED_OFFSET = 0.1
+STALLED = "stopped: the last step gained less than a tenth of a standard error"
 
 
 @dataclass(frozen=True)
@@ -192,11 +198,18 @@ def solve(
     converged = False
     for state, parameter_error, offset, spent in steps(problem, attention, max_products=max_products):
         n_steps, n_products = n_steps + 1, spent
-        settled = offset <= _OFFSET
+        settled = offset <= GOOD_OFFSET
         history.append(state.error)
         stopped = on_step(state.attention, state.regression.projection, state.regression.intercept)
         if parameter_error <= tol:
             converged, message = True, "the steps have become smaller than the tolerance"
+            break
+        if settled and n_steps >= PATIENCE:
+            message = "what is left to go is nothing against the standard errors"
+            break
+        gained = (history[-2] - history[-1]) * problem.label_power
+        if n_steps >= PATIENCE and _relative_offset(problem, state, gained) <= STALLED_OFFSET:
+            message = STALLED
             break
         if state.error < stop_below:
             message = "inside the basin of an exact solution"

@@ -14,7 +14,7 @@ from .._examples import Examples
 from .._forward import Array
 from .._linearisation import Linearisation, Subspace
 from .._problem import bounded
-from .._solver import OnStep, Solution, carry_on
+from .._solver import GOOD_OFFSET, PATIENCE, STALLED, STALLED_OFFSET, OnStep, Solution, carry_on
 from .._sums import gradient_all, regress_all
 
 _FORCING = 0.01
@@ -67,7 +67,12 @@ def finish(
     loss, previous_length, error, halvings, n_products = np.inf, 0.0, np.inf, 0, 0
     projection, intercept = np.empty(0), np.empty(0)
     converged, message = False, f"stopped after max_iter={max_iter} steps"
-    n_steps = 0
+    n_steps, direct = 0, False
+
+    def offset_of(decrease: float) -> float:
+        # A step's length in standard errors, see _solver._relative_offset.
+        return float(np.sqrt(max(decrease, 0.0) / attention.size * max(n_free, 1) / max(loss, 1e-300)))
+
     while n_steps < max_iter:
         trial = bounded(attention + step)
         projection, intercept = regress_all(examples, trial, ridge=ridge * n_rows, n_jobs=n_jobs)
@@ -75,30 +80,42 @@ def finish(
         new_loss = squares + n_rows * (
             ridge * float(np.vdot(projection, projection)) + attention_ridge * float(np.vdot(trial, trial))
         )
-        if new_loss > loss * (1.0 + _ROUNDING) and halvings < _HALVINGS:
+        if new_loss > loss * (1.0 + _ROUNDING):
             step, halvings = 0.5 * step, halvings + 1
-            continue
-        attention, loss, halvings = trial, new_loss, 0
+            if halvings <= _HALVINGS:
+                continue
+            # The quadratic model holds nowhere near: what was there before is the answer.
+            projection, intercept = regress_all(examples, attention, ridge=ridge * n_rows, n_jobs=n_jobs)
+            converged, message = False, "no step lowers the loss on all samples"
+            break
+        gained, attention, loss, halvings = loss - new_loss, trial, new_loss, 0
         stopped = n_steps > 0 and on_step(attention, projection, intercept)
         if converged:
             break
         if stopped:
             message = "stopped by a callback"
             break
+        if n_steps >= PATIENCE and offset_of(gained) <= STALLED_OFFSET:
+            message = STALLED
+            break
         gradient -= attention_ridge * n_rows * attention
         linear = Linearisation(part, part.evaluate(attention))
         linear.gradient = gradient / share
-        step, decrease, spent = linear.step(
-            0.0, forcing=_FORCING, max_products=_MAX_PRODUCTS, known=Subspace(attention.shape)
-        )
+        if direct:
+            step, decrease = linear.direct_step(0.0)
+        else:
+            step, decrease, spent = linear.step(
+                0.0, forcing=_FORCING, max_products=_MAX_PRODUCTS, known=Subspace(attention.shape)
+            )
+            n_products += spent
+            direct = linear.direct and spent >= _MAX_PRODUCTS
         n_steps += 1
-        n_products += spent
         length = float(np.linalg.norm(step) / max(float(np.linalg.norm(attention)), 1e-300))
         contraction = min(1.0, length / previous_length) if previous_length else 1.0
         previous_length = length
         error = length * contraction
-        offset = np.sqrt(max(decrease * share, 0.0) / attention.size * max(n_free, 1) / max(loss, 1e-300))
-        if error <= tol or offset * contraction <= _OFFSET:
+        offset = offset_of(decrease * share)
+        if error <= tol or offset * contraction <= (_OFFSET if n_steps < PATIENCE else GOOD_OFFSET):
             # The step itself is still taken: the loop ends after its projections.
             converged, message = True, "the steps have become smaller than the tolerance"
     return Solution(

@@ -46,8 +46,8 @@ _EASING = (0.3, 0.1, 0.01)
 _EASING_STEPS = 40
 # Two starts that end this close (relative) have found the same optimum.
 _SAME = 1e-3
-# Held-out error under which a fit to few samples is near the one to more.
-_NEAR = 1e-2
+# Growth of the samples of a start that they do not determine, and its end in multiples of the limit.
+_GROWTH, _MOST_GROWN = 4, 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,13 +269,18 @@ class Search:
         }
         solution = solve(problem, start, **settings)
         candidate = self.judge(source, problem, solution.attention)
-        if solution.error < EXACT <= candidate.held_out_error < _NEAR:
-            # These samples are explained and leave some direction open: few are soft enough to tell.
-            n_chosen = self.rows_for(n_heads, _MOST_ROWS)
+        n_chosen, most = problem.rows.n_samples, self.rows_for(n_heads, _MOST_GROWN)
+        while solution.error < EXACT <= candidate.held_out_error and n_chosen < min(
+            self.train.n_samples, most
+        ):
+            # What explains its samples and not the others needs more samples, not more heads; of those
+            # with the softest patterns, which under hard attention are few.
+            n_chosen = _GROWTH * n_chosen
             softest = soft_samples(self.train.first(_POOL * n_chosen), solution.attention, n_chosen)
             problem = softest.problem(ridge=self.ridge, attention_ridge=self.attention_ridge)
-            again = self.judge(source, problem, solve(problem, solution.attention, **settings).attention)
-            return min(candidate, again, key=lambda item: item.held_out_error)
+            solution = solve(problem, solution.attention, **settings)
+            again = self.judge(source, problem, solution.attention)
+            candidate = min(candidate, again, key=lambda item: item.held_out_error)
         return candidate
 
 
