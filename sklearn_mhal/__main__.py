@@ -17,8 +17,7 @@ import numpy as np
 from . import AttentionLayer, BooleanAttentionSampler, MultiHeadAttentionLearner, head_recovery_error
 from ._demo_options import parse_options
 from ._forward import Array
-from ._report import Stages
-from ._stage_errors import StageError, stage_errors
+from ._stage_errors import StageError, stage_error, stage_errors
 from .metrics import match_heads
 
 # Without noise a larger recovery error means that the layer was not found.
@@ -34,6 +33,8 @@ _STAGE_OF_FUNCTION = {
     "estimate_span": "span",
     "find_heads": "heads",
     "polish": "polish",
+    "certify": "certificate",
+    "estimate_uncertainty": "std errors",
 }
 
 
@@ -62,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     _print_task(options)
     start = time.perf_counter()
-    with _live(logging.DEBUG if options.verbose else logging.INFO):
+    print(f"{'':13}{'stage':<12}{'seconds':>7}  {'error':<11}  found")
+    with _live(truth, logging.DEBUG if options.verbose else logging.INFO):
         learner.fit(X, y)
     seconds = time.perf_counter() - start
-    _print_errors(learner.stages_, truth)
+    print("\nErrors are against the truth, which no stage has seen:")
+    for name, found in stage_errors(learner.stages_, truth).items():
+        print(f"  {_spaced(name):<12}{'cosine' if found.is_angle else 'relative'}, {found.compared}")
     _print_heads(truth, learner.layer_)
     return _print_verdict(truth, learner.layer_, noisy=options.noise > 0, seconds=seconds)
 
@@ -90,10 +94,11 @@ def _make_sampler(options: argparse.Namespace) -> BooleanAttentionSampler:
 
 
 class _Progress(logging.Handler):
-    """Prints a line as soon as a stage ends."""
+    """Prints a line as soon as a stage ends: its seconds, its error, what it found."""
 
-    def __init__(self) -> None:
+    def __init__(self, truth: AttentionLayer) -> None:
         super().__init__()
+        self._truth = truth
         self._seen: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -105,14 +110,16 @@ class _Progress(logging.Handler):
         if stage not in self._seen:
             self._seen.append(stage)
         progress = f"{self._seen.index(stage) + 1}/{len(_STAGE_OF_FUNCTION)}"
-        _print_wrapped(f"  {progress}  {_spaced(stage):<10}  {arguments[1]:6.3f} s  ", str(arguments[2]))
+        error = _error_text(stage_error(stage, vars(record)["result"], self._truth))
+        head = f"  stage {progress}  {_spaced(stage):<12}{arguments[1]:7.3f}  {error:<11}  "
+        _print_wrapped(head, str(arguments[2]))
 
 
 @contextmanager
-def _live(level: int) -> Iterator[None]:
+def _live(truth: AttentionLayer, level: int) -> Iterator[None]:
     """Show the package's log, and the warnings at its end, while the context lasts."""
     logger = logging.getLogger("sklearn_mhal")
-    handler, before = _Progress(), logger.level
+    handler, before = _Progress(truth), logger.level
     logger.addHandler(handler)
     logger.setLevel(level)
     try:
@@ -151,20 +158,12 @@ def _print_task(options: argparse.Namespace) -> None:
     print(f"Unknowns  {m * d * (d + d_out)} matrix entries; number of heads {told}\n", flush=True)
 
 
-def _print_errors(stages: Stages, truth: AttentionLayer) -> None:
-    errors = stage_errors(stages, truth)
-    print("\nAgainst the truth, which no stage has seen")
-    for name in stages:
-        found = _error_text(errors[name]) if name in errors else "nothing to compare"
-        print(f"  {_spaced(name):<10}  {found}")
-
-
-def _error_text(error: StageError) -> str:
+def _error_text(error: StageError | None) -> str:
+    if error is None:
+        return "-"
     if np.isinf(error.error):
-        return "another number of heads"
-    if error.is_angle:
-        return f"{'cosine':14} {error.cosine:<7.3f}  {error.compared}"
-    return f"relative error {error.error:.1e}  {error.compared}"
+        return "other count"
+    return f"cos {error.cosine:.3f}" if error.is_angle else f"{error.error:.1e}"
 
 
 def _print_heads(truth: AttentionLayer, learned: AttentionLayer) -> None:

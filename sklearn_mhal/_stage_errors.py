@@ -58,11 +58,12 @@ def stage_errors(stages: Mapping[str, Any], true_layer: AttentionLayer) -> dict[
         raise ValueError(
             f"true_layer has (n_features, n_outputs) = {found}, the learner was fitted on {expected}."
         )
-    errors = {name: _error(name, result, true_layer) for name, result in stages.items()}
+    errors = {name: stage_error(name, result, true_layer) for name, result in stages.items()}
     return {name: error for name, error in errors.items() if error is not None}
 
 
-def _error(name: str, result: Any, true_layer: AttentionLayer) -> StageError | None:
+def stage_error(name: str, result: Any, true_layer: AttentionLayer) -> StageError | None:
+    """Compare one stage's result with the truth; None if it estimated nothing comparable."""
     if name in ("crude_sum", "refine_sum"):
         truth = true_layer.projection.sum(axis=0)
         error = np.linalg.norm(result.total - truth) / (np.linalg.norm(truth) or 1.0)

@@ -36,7 +36,8 @@ def timed(stage: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         start = time.perf_counter()
         result = stage(*args, **kwargs)
         result = replace(result, seconds=time.perf_counter() - start)
-        logger.info("%s (%.3f s): %s", stage.__name__, result.seconds, result.message)
+        line = (stage.__name__, result.seconds, result.message)
+        logger.info("%s (%.3f s): %s", *line, extra={"result": result})
         return result
 
     return run
