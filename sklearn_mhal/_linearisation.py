@@ -25,6 +25,8 @@ _NEARLY_EXACT = 1e-5
 _LARGEST_MATRIX = 1200
 _FORMED_NUMBERS = 20_000_000
 _SINGULAR = 1e-15
+# Numbers whose products single precision still holds.
+_SINGLE_LIMIT = 1e15
 # Derivatives below this share of the labels (squared) are rounding.
 _SATURATED = 1e-16
 
@@ -184,9 +186,12 @@ class Subspace:
 
     def collect(self, direction: Array, image: Array, curvature: float) -> None:
         """Remember a direction of the solve in progress; one beyond the capacity is dropped."""
-        if self.n_collected < self.capacity:
-            # Unit curvature keeps single precision away from under- and overflow.
-            root = np.sqrt(curvature)
+        if self.n_collected == self.capacity:
+            return
+        # Unit curvature keeps single precision away from under- and overflow, except where
+        # next to nothing pulls.
+        root = np.sqrt(curvature)
+        if max(float(np.abs(direction).max()), float(np.abs(image).max())) < _SINGLE_LIMIT * root:
             self.directions[self.n_collected] = direction.ravel() / root
             self.images[self.n_collected] = image.ravel() / root
             self.n_collected += 1

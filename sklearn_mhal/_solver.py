@@ -19,6 +19,8 @@ from ._linearisation import Linearisation, Subspace
 from ._problem import Problem, State, bounded
 
 _STEP_REJECTIONS = 10
+# Relative squared residual that is rounding, whichever step is taken.
+_ROUNDING = 1e-28
 _DAMPING = 1e-2
 _DAMPING_FLOOR = 1e-14
 _MARGIN = 30.0
@@ -75,6 +77,10 @@ def _relative_offset(problem: Problem, state: State, decrease: float) -> float:
     return float(np.sqrt(max(decrease, 0.0) / n_coordinates * n_free / loss))
 
 
+def _relative_length(step: Array, attention: Array) -> float:
+    return float(np.linalg.norm(step) / max(float(np.linalg.norm(attention)), 1e-300))
+
+
 def steps(
     problem: Problem,
     attention: Array,
@@ -86,7 +92,8 @@ def steps(
     Both estimate what is left to go: the error relative to the parameters, the offset to their
     standard errors.
 
-    The sequence ends where no step lowers the loss any more.
+    The sequence ends where no step lowers the loss any more. A start where rounding is all that is
+    left is yielded as it is.
     """
     state = problem.evaluate(attention)
     # A start that all but fits is in reach of Newton's method, which damping would only slow down.
@@ -118,10 +125,12 @@ def steps(
             damping *= growth
             growth *= 2.0
         else:
+            if not previous_length and state.error < _ROUNDING:
+                yield state, _relative_length(step, state.attention), 0.0, n_products
             return
         # Where conjugate gradients run into their limit, steps are neither exact nor cheap.
         direct = direct or (linear.direct and spent >= max_products)
-        length = float(np.linalg.norm(step) / max(float(np.linalg.norm(trial.attention)), 1e-300))
+        length = _relative_length(step, trial.attention)
         if length < _SETTLED and state.error < _SETTLED:
             known.use()
         else:

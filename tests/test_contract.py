@@ -218,6 +218,15 @@ class TestSymmetries:
         second = model.fit(X, read(y, readout)).attention_matrices_
         np.testing.assert_array_equal(first, second)
 
+    @pytest.mark.parametrize("seed", [1, 8, 16])
+    def test_a_start_that_is_exact_already_has_converged(self, seed):
+        """Without noise nothing is left to warn of, also where the search has found all digits before."""
+        sampler = BooleanAttentionSampler(2, 3, 4, random_state=seed)
+        X, y = sampler.sample(240, as_tokens=True)
+        model = MultiHeadAttentionLearner(readout="first", random_state=0).fit(X, y[:, 0])
+        assert model.stages_["polish"].converged
+        assert head_recovery_error(sampler.layer_, model.layer_) < EXACT
+
     def test_jobs_do_not_change_the_result(self, data):
         X, y, _ = data
         one = MultiHeadAttentionLearner(random_state=0, n_jobs=1).fit(X, y)
