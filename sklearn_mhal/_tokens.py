@@ -38,6 +38,10 @@ __all__ = [
     "split_columns",
 ]
 
+# Attention matrices go with the inverse square of the tokens: theirs, and the squares of scores
+# and labels, stay finite.
+_LARGEST, _SMALLEST = 1e50, 1e-50
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -50,6 +54,8 @@ class Layout:
     """Label rows of a sample: k for ``readout="tokens"``, else 1."""
     label_ndim: int
     """Dimensions of the y that ``fit`` saw."""
+    readout: Readout = "tokens"
+    """What ``fit`` was told that y shows, whatever the parameter says since."""
 
     def restore(self, labels: Array) -> Array:
         """Return ``(n, r, d_out)`` labels in the layout that y had in ``fit``."""
@@ -72,7 +78,36 @@ def as_generator(random_state: Any) -> np.random.Generator:
 
 
 def _is_3d(X: Any) -> bool:
-    return getattr(X, "ndim", None) == 3 or (isinstance(X, list | tuple) and np.ndim(X) == 3)
+    shape = getattr(X, "shape", None)
+    if shape is None and (isinstance(X, list | tuple) or hasattr(X, "__array__")):
+        shape = np.shape(X)
+    return shape is not None and len(shape) == 3
+
+
+def _refuse_masked(name: str, array: Any) -> None:
+    # Converted to a plain array it would show what the mask hides.
+    if np.ma.is_masked(array):
+        raise ValueError(f"{name} has masked entries: missing values are not supported. Fill or drop them.")
+
+
+def _as_numbers(name: str, array: Array, *, smallest: float = 0.0) -> Array:
+    """Return the array if it holds real numbers that can be squared, or raise ValueError.
+
+    For scikit-learn "numeric" is everything but strings and objects. `smallest` is what the largest
+    entry must reach, if it is not zero.
+    """
+    if array.dtype.kind == "O":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be numeric, got dtype {array.dtype}.")
+    if array.dtype.kind == "f" and array.size:
+        largest = max(float(array.max()), -float(array.min()))
+        if largest > _LARGEST or 0.0 < largest < smallest:
+            raise ValueError(
+                f"The largest entry of {name} is {largest:.1e} in size, too far from 1 for sums of its "
+                f"squares. Change the unit, so that it lies between {smallest:.0e} and {_LARGEST:.0e}."
+            )
+    return array
 
 
 def feature_names_in(estimator: Any, input_features: Any) -> Array:
@@ -93,10 +128,10 @@ def split_columns(n_columns: int, n_tokens: Any) -> tuple[int, int]:
     return n_tokens, n_columns // n_tokens
 
 
-def _check_3d(X: Any, n_tokens: Any) -> Array:
+def _check_3d(X: Any, n_tokens: Any, *, smallest: float = 0.0) -> Array:
+    _refuse_masked("X", X)
     X = check_array(X, dtype="numeric", allow_nd=True, ensure_min_features=0, input_name="X")
-    if X.dtype.kind not in "biuf":
-        X = X.astype(np.float64)
+    X = _as_numbers("X", X, smallest=smallest)
     if 0 in X.shape:
         raise ValueError(f"X has shape {X.shape}: a minimum of 1 token and 1 feature is required.")
     if n_tokens == "features":
@@ -127,7 +162,7 @@ def check_training_set(
             f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None."
         )
     if _is_3d(X):
-        tokens = _check_3d(X, n_tokens)
+        tokens = _check_3d(X, n_tokens, smallest=_SMALLEST)
         estimator.n_features_in_ = tokens.shape[2]
         if hasattr(estimator, "feature_names_in_"):
             del estimator.feature_names_in_
@@ -135,7 +170,9 @@ def check_training_set(
         check_consistent_length(tokens, labels)
     else:
         labels = _check_labels(y, estimator)
+        _refuse_masked("X", X)
         X = validate_data(estimator, X, dtype="numeric", estimator=estimator)
+        X = _as_numbers("X", X, smallest=_SMALLEST)
         check_consistent_length(X, labels)
         tokens = X.reshape(len(X), *split_columns(X.shape[1], n_tokens))
     k = tokens.shape[1]
@@ -144,6 +181,7 @@ def check_training_set(
 
 
 def _check_labels(y: Any, estimator: Any = None) -> Array:
+    _refuse_masked("y", y)
     y = check_array(
         y,
         dtype="numeric",
@@ -154,8 +192,7 @@ def _check_labels(y: Any, estimator: Any = None) -> Array:
         ensure_min_samples=0,
         ensure_min_features=0,
     )
-    if y.dtype.kind not in "biuf":
-        raise ValueError(f"y must be numeric, got dtype {y.dtype}.")
+    y = _as_numbers("y", y)
     if y.ndim not in (1, 2, 3):
         raise ValueError(f"y must have 1, 2 or 3 dimensions, got shape {y.shape}.")
     return np.asarray(y)
@@ -179,7 +216,9 @@ def _shape_labels(labels: Array, tokens: Array, n_rows: int, readout: Readout) -
                 "a sample use readout='first' or readout='mean'."
             )
         labels = labels.reshape(n_samples, n_rows, n_columns // n_rows)
-    layout = Layout(n_tokens=k, n_features=d, n_outputs=labels.shape[2], n_rows=n_rows, label_ndim=ndim)
+    layout = Layout(
+        n_tokens=k, n_features=d, n_outputs=labels.shape[2], n_rows=n_rows, label_ndim=ndim, readout=readout
+    )
     return labels, layout
 
 
@@ -199,10 +238,11 @@ def check_tokens(estimator: Any, X: Any, layout: Layout) -> Array:
                 f"with {k} tokens; layer_.predict takes any number."
             )
         return tokens
+    _refuse_masked("X", X)
     if estimator.n_features_in_ == k * d:
-        X = validate_data(estimator, X, dtype="numeric", reset=False)
+        X = _as_numbers("X", validate_data(estimator, X, dtype="numeric", reset=False))
     else:
-        X = check_array(X, dtype="numeric", estimator=estimator, input_name="X")
+        X = _as_numbers("X", check_array(X, dtype="numeric", estimator=estimator, input_name="X"))
         if X.shape[1] != k * d:
             raise ValueError(
                 f"X has {X.shape[1]} features, but {type(estimator).__name__} is expecting "
@@ -215,6 +255,7 @@ def check_weights(sample_weight: Any, X: Array) -> Array | None:
     """Validate sample weights: non-negative, finite, not all zero; None stays None."""
     if sample_weight is None:
         return None
+    _refuse_masked("sample_weight", sample_weight)
     return np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
 
 

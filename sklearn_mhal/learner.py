@@ -541,8 +541,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         """
         check_is_fitted(self)
         tokens = check_tokens(self, X, self._layout)
-        outputs = predict_readout(self.layer_, tokens, self.readout)  # type: ignore[arg-type]
-        return self._layout.restore(outputs)
+        return self._layout.restore(predict_readout(self.layer_, tokens, self._layout.readout))
 
     def attention_weights(self, X: Any) -> Array:
         """Return the learned attention patterns.

@@ -106,6 +106,32 @@ class TestShapes:
         np.testing.assert_array_equal(flat.attention_matrices_, deep.attention_matrices_)
         np.testing.assert_array_equal(flat.projection_matrices_, deep.projection_matrices_)
 
+    def test_arrays_by_protocol(self, data, fitted):
+        """What is no array, and has no shape, but can be made one."""
+
+        class Wrapped:
+            def __init__(self, array):
+                self.array = array
+
+            def __len__(self):
+                return len(self.array)
+
+            def __array__(self, dtype=None, copy=None):
+                return np.array(self.array, dtype=dtype)
+
+        X, y, _ = data
+        model = MultiHeadAttentionLearner(random_state=0).fit(Wrapped(X), Wrapped(y))
+        np.testing.assert_array_equal(model.attention_matrices_, fitted.attention_matrices_)
+        np.testing.assert_array_equal(model.predict(Wrapped(X)), fitted.predict(list(X)))
+
+    def test_parameters_set_after_the_fit_wait_for_the_next(self, data):
+        X, y, _ = data
+        model = learner(n_tokens=K).fit(X.reshape(N, -1), y)
+        before = model.predict(X), model.score(X, y)
+        model.set_params(readout="mean", n_tokens="features", n_heads=7, fit_intercept=False)
+        np.testing.assert_array_equal(model.predict(X), before[0])
+        assert model.score(X.reshape(N, -1), y) == before[1]
+
     def test_refit_on_another_shape(self, data, fitted):
         X, y, _ = data
         again = pickle.loads(pickle.dumps(fitted)).set_params(n_heads=1, n_tokens=1)

@@ -115,6 +115,52 @@ class TestValues:
         refused(ValueError, "Complex data not supported", X + 1j, y)
         refused(ValueError, "Complex data not supported", X, y + 1j)
 
+    @pytest.mark.parametrize("flat", [False, True])
+    @pytest.mark.parametrize("dtype", ["datetime64[s]", "timedelta64[s]"])
+    def test_times(self, data, fitted, dtype, flat):
+        X, y = data
+        times = X.astype(int).reshape(N, -1 if flat else K, *([] if flat else [D])).astype(dtype)
+        refused(ValueError, "X must be numeric, got dtype", times, y, n_tokens=K)
+        refused(ValueError, "y must be numeric, got dtype", X, y.astype(int).astype(dtype))
+        with pytest.raises(ValueError, match="X must be numeric, got dtype"):
+            fitted.predict(times)
+
+    def test_categories_that_are_words(self, data):
+        X, y = data
+        frame = pd.DataFrame(X.reshape(N, -1)).rename(columns=str)
+        frame["0"] = pd.Categorical(np.where(frame["0"] > 0, "yes", "no"))
+        refused(ValueError, NOT_NUMERIC, frame, y, n_tokens=K)
+
+    @pytest.mark.parametrize("flat", [False, True])
+    def test_masked_entries(self, data, fitted, flat):
+        """A plain array would show what the mask hides; without masked entries there is nothing to hide."""
+        X, y = (array.reshape(N, -1) if flat else array for array in data)
+        hidden, open_ = (np.ma.masked_array(X, mask=where) for where in (X > 0, np.zeros_like(X)))
+        refused(ValueError, "X has masked entries", hidden, y, n_tokens=K)
+        refused(ValueError, "y has masked entries", X, np.ma.masked_greater(y, 0.0), n_tokens=K)
+        weights = np.ma.masked_less(np.arange(N), 5)
+        refused(ValueError, "sample_weight has masked entries", X, y, n_tokens=K, sample_weight=weights)
+        for method in (fitted.predict, fitted.attention_weights):
+            with pytest.raises(ValueError, match="X has masked entries"):
+                method(hidden)
+        with pytest.raises(ValueError, match="y has masked entries"):
+            fitted.score(X, np.ma.masked_greater(y, 0.0))
+        np.testing.assert_array_equal(fitted.predict(open_).ravel(), fitted.predict(X).ravel())
+
+    @pytest.mark.parametrize("scale", [1e60, 1e200, 1e-60, 1e-200])
+    def test_units_out_of_reach(self, data, fitted, scale):
+        """Attention matrices go with the inverse square of the tokens."""
+        X, y = data
+        message = "The largest entry of {} is .*Change the unit, so that it lies between"
+        refused(ValueError, message.format("X"), X * scale, y)
+        refused(ValueError, message.format("X"), (X * scale).reshape(N, -1), y, n_tokens=K)
+        if scale > 1:
+            refused(ValueError, message.format("y"), X, y * scale)
+            with pytest.raises(ValueError, match=message.format("X")):
+                fitted.predict(X * scale)
+        else:
+            assert np.isfinite(fitted.predict(X * scale)).all()
+
     def test_sparse(self, data):
         from scipy.sparse import csr_array
 
