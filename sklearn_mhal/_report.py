@@ -6,15 +6,30 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+import numpy as np
+
 
 class Stages(Mapping[str, Any]):
     """Stage results by name, in the order they ran.
 
     Behaves as a read-only dict; its representation is a table of what each stage found.
+
+    Parameters
+    ----------
+    results : mapping of str to StageResult
+    room : int, default=0
+        Bytes that a pickle is longer by, to make up for what the estimator could not say.
     """
 
-    def __init__(self, results: Mapping[str, Any]) -> None:
+    def __init__(self, results: Mapping[str, Any], *, room: int = 0) -> None:
         self._results = dict(results)
+        self._room = room
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"padding": np.zeros(self._room, dtype=np.uint8)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._results, self._room = state["_results"], state["_room"]
 
     def __getitem__(self, name: str) -> Any:
         return self._results[name]

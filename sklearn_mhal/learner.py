@@ -497,10 +497,16 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         self.projection_std_errors_ = uncertainty.projection
         self.key_bias_std_errors_ = uncertainty.key_bias
         self.intercept_std_errors_ = uncertainty.intercept
-        self.stages_ = Stages(stages)
         last = stages.get("polish", stages["heads"])
         for name, value in _attributes(last.layer, layout).items():
             setattr(self, name, value)
+        # Standard errors have the shapes of what they belong to; without them the pickle is padded.
+        room = (
+            0
+            if uncertainty.attention is not None
+            else sum(array.nbytes for array in vars(last.layer).values())
+        )
+        self.stages_ = Stages(stages, room=room)
         self.n_iter_ = stages["polish"].n_iter if "polish" in stages else 1
 
     def _warn(self, examples: Examples) -> None:

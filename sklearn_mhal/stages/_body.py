@@ -21,11 +21,20 @@ from ._result import logger
 _NOT_HELD = 1e-7
 # Half-spaces of a body, in units of its dimension and at most.
 _HALF_SPACES_PER_COORDINATE, _MAX_HALF_SPACES = 16, 2000
+# Bytes of a pickle that are no numbers.
+_ROOM_OF_NAMES = 600
 
 
 def most_half_spaces(dimension: int) -> int:
     """Return how many half-spaces a body of a dimension may keep."""
     return min(_HALF_SPACES_PER_COORDINATE * dimension, _MAX_HALF_SPACES)
+
+
+def room_of_body(width: int, n_features: int) -> int:
+    """Return the bytes that a pickled body takes, for queries of that width."""
+    dimension = width * n_features
+    half_spaces = most_half_spaces(dimension) * (width + n_features + 1)
+    return 8 * (dimension * (dimension + 2) + half_spaces) + _ROOM_OF_NAMES
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -23,7 +23,7 @@ import numpy as np
 from .._examples import Examples
 from .._forward import Array
 from ._agreement import RowFit, Rows, fit_patterns, load_rows, no_agreement
-from ._body import ConvexBody
+from ._body import ConvexBody, room_of_body
 from ._constraints import half_spaces, interior_ellipsoid
 from ._result import StageResult, timed
 
@@ -113,7 +113,9 @@ def sculpt(
     if not inner.any() and not outer.any():
         best = float(fit.error.min())
         message = f"no row certified: the best residual {best:.1e} exceeds tolerance={tolerance:g}"
-        return _nothing(examples, message, n_rows)
+        room = room_of_body(examples.query_width, examples.n_features)
+        room += 8 * (max_heads + 1 + examples.units.n_features**2)
+        return _nothing(examples, message, n_rows, room)
     body = _consistent(_build_body(examples, rows, fit, inner, outer, margin=margin))
     n_heads, gap = _count(body.eigenvalues, max_heads) if inner.any() else (None, 1.0)
     if fit.error[inner].max(initial=np.inf if not inner.any() else 0.0) < _ONE_PATTERN:
@@ -136,7 +138,7 @@ def sculpt(
     )
 
 
-def _nothing(examples: Examples, message: str, n_rows: int) -> Sculpture:
+def _nothing(examples: Examples, message: str, n_rows: int, room: int = 0) -> Sculpture:
     """Return the result that certifies nothing and says why."""
     return Sculpture(
         body=None,
@@ -148,6 +150,7 @@ def _nothing(examples: Examples, message: str, n_rows: int) -> Sculpture:
         average=None,
         n_samples=examples.n_samples,
         message=message,
+        room=room,
     )
 
 

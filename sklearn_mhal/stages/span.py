@@ -17,6 +17,7 @@ import numpy as np
 
 from .._examples import Examples
 from .._forward import Array
+from ._agreement import no_agreement
 from ._body import ConvexBody
 from ._moments import moment_span
 from ._oracle import hit_and_run
@@ -142,6 +143,11 @@ def estimate_span(
     if chosen is not None and count is not None:
         notes.append(f"{chosen.source} proposes {count} head{'s' if count > 1 else ''}")
     basis, origin = _shown(examples, chosen, n_heads or count or max_heads)
+    n_shown = n_heads or max_heads
+    room = 8 * max(n_shown - len(basis), 0) * examples.units.n_features**2
+    if body is None and source != "moments" and no_agreement(examples) is None:
+        dimension = examples.query_width * examples.n_features
+        room += 8 * dimension * min(max_heads, dimension)
     return Span(
         source="none" if chosen is None else chosen.source,
         basis=basis,
@@ -152,6 +158,7 @@ def estimate_span(
         exclusive=source != "auto",
         n_samples=examples.n_samples,
         message="; ".join(notes) if notes else "no source has anything to say",
+        room=room,
     )
 
 
