@@ -15,9 +15,9 @@ sample of weight 2 is the sample given twice, in every stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from ._forward import Array, Readout, TokenRows
 from ._memory import samples_per_chunk
 from ._problem import Problem
 from ._units import Units
+
+Made = TypeVar("Made")
 
 # Below this departure from zero mean and unit covariance tokens are left as they are: the
 # solver's preconditioner absorbs it, and parameters keep the user's units.
@@ -145,14 +147,26 @@ class Examples:
             attention_ridge=attention_ridge * power,
         )
 
+    def cached(self, name: str, make: Callable[[Examples], Made]) -> Made:
+        """Return what `make` makes of these examples, the same object every time."""
+        cache = self.__dict__.setdefault("_cache", {})
+        if name not in cache:
+            cache[name] = make(self)
+        made: Made = cache[name]
+        return made
+
+    def chunk_size(self, n_heads: int) -> int:
+        """Return how many samples, with their derivatives, a pass may hold at a time."""
+        per_token = n_heads * (3 * self.n_features + 4 * self.n_tokens + 2 * self.n_outputs)
+        per_sample = 8 * self.n_tokens * (per_token + 4 * self.n_features)
+        return samples_per_chunk(per_sample, self.n_samples)
+
     def chunks(self, n_heads: int) -> Iterator[Examples]:
         """Yield all samples, a bounded number at a time: in memory order, or by lot if all at once.
 
         Lots make sums of the same samples equal to the last bit, wherever they lie.
         """
-        per_token = n_heads * (3 * self.n_features + 4 * self.n_tokens + 2 * self.n_outputs)
-        per_sample = 8 * self.n_tokens * (per_token + 4 * self.n_features)
-        size = samples_per_chunk(per_sample, self.n_samples)
+        size = self.chunk_size(n_heads)
         if size >= self.n_samples:
             yield self
             return

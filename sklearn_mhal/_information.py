@@ -20,6 +20,7 @@ import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
 from ._forward import Array, TokenRows
+from ._memory import samples_per_chunk
 from ._problem import Problem, factorise
 
 
@@ -87,15 +88,19 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
     if rows.averages:
         # The derivative of an averaged row is the sum of its queries' rank-one terms.
         return _averaged(rows, design, keys)
-    pairs = (rows.queries[:, :, None] * rows.queries[:, None, :]).reshape(n_queries, -1)
-    products = (keys @ keys.transpose(0, 2, 1)).reshape(n_queries, -1)
-    block = (pairs.T @ products).reshape(width, width, size, size)
-    block = block.transpose(0, 2, 1, 3).reshape(width * size, width * size)
-    cross = np.empty((width * size, design.shape[1], n_outputs))
-    for output in range(n_outputs):
-        left = (rows.queries[:, :, None] * keys[:, None, :, output]).reshape(n_queries, -1)
-        cross[:, :, output] = left.T @ design
-    return Information(block, cross, design.T @ design, width)
+    block = np.zeros((width**2, size**2))
+    cross = np.zeros((n_outputs, width * size, design.shape[1]))
+    # The rows' products are much larger than the rows.
+    step = samples_per_chunk(8 * (width**2 + size**2 + width * size), n_queries)
+    for start in range(0, n_queries, step):
+        queries, own = rows.queries[start : start + step], keys[start : start + step]
+        pairs = (queries[:, :, None] * queries[:, None, :]).reshape(len(queries), -1)
+        block += pairs.T @ (own @ own.transpose(0, 2, 1)).reshape(len(queries), -1)
+        for output in range(n_outputs):
+            left = (queries[:, :, None] * own[:, None, :, output]).reshape(len(queries), -1)
+            cross[output] += left.T @ design[start : start + step]
+    block = block.reshape(width, width, size, size).transpose(0, 2, 1, 3).reshape((width * size,) * 2)
+    return Information(block, cross.transpose(1, 2, 0), design.T @ design, width)
 
 
 def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:

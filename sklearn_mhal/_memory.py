@@ -9,7 +9,10 @@ from sklearn import get_config
 _CACHE_FRIENDLY_MIB = 8.0
 
 
-def samples_per_chunk(bytes_per_sample: int, n_samples: int) -> int:
-    """Return how many samples fit in scikit-learn's ``working_memory`` setting (at least one)."""
-    mib = min(float(get_config()["working_memory"]), _CACHE_FRIENDLY_MIB)
+def samples_per_chunk(bytes_per_sample: int, n_samples: int, *, mib: float = _CACHE_FRIENDLY_MIB) -> int:
+    """Return how many samples fit in `mib`, or in scikit-learn's ``working_memory`` setting if that is less.
+
+    At least one.
+    """
+    mib = min(float(get_config()["working_memory"]), mib)
     return int(max(1, min(n_samples, mib * 2**20 // bytes_per_sample)))

@@ -1,28 +1,36 @@
-"""Sums over all samples, chunk by chunk.
+"""Sums over all samples, block by block.
 
-Everything that must see all the data is a sum over rows. A chunk's part is a plain function of
-the chunk, so memory stays bounded and the parts can be computed anywhere.
+Everything that must see all the data is a sum over rows. A block's part is a plain function of the
+block, so memory stays bounded and the parts can be computed anywhere: in this thread, in others, in
+other processes or on a cluster, as joblib is told. Neither the blocks nor the order in which their
+parts are added depend on where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
+from joblib.parallel import get_active_backend
 from scipy.linalg import cho_solve
+from threadpoolctl import threadpool_limits
 
+from ._blocks import Block, blocks_of, send_once
 from ._examples import Examples
 from ._forward import Array
 from ._problem import Problem, factorise
 
-# A part shorter than this many chunks is not worth handing to another worker.
-_CHUNKS_PER_TASK = 4
+Part = Callable[..., tuple[Array | float, ...]]
+
+# Parts that wait to be added take memory too.
+_PARTS_AT_A_TIME = 32
 
 
 def sum_over_samples(
-    part: Callable[..., tuple[Array | float, ...]],
+    part: Part,
     examples: Examples,
     *arguments: Any,
     n_heads: int,
@@ -30,19 +38,59 @@ def sum_over_samples(
 ) -> tuple[Any, ...]:
     """Return the sum of ``part(chunk, *arguments)`` over chunks of all samples.
 
-    The parts are added in the order of the chunks, so the sum does not depend on `n_jobs`.
+    The parts are added in the order of the samples, so the sum depends neither on `n_jobs` nor on
+    joblib's backend.
     """
-    chunks = list(examples.chunks(n_heads))
-    if len(chunks) <= _CHUNKS_PER_TASK:
-        parts = [part(chunk, *arguments) for chunk in chunks]
-    else:
-        parts = Parallel(n_jobs=n_jobs, prefer="threads")(
-            delayed(part)(chunk, *arguments) for chunk in chunks
-        )
-    total = list(parts[0])
-    for other in parts[1:]:
-        total = [mine + theirs for mine, theirs in zip(total, other, strict=True)]
-    return tuple(total)
+    size = examples.chunk_size(n_heads)
+    if size >= examples.n_samples:
+        # By lot, so that the sum does not depend on the order of the samples either.
+        return part(examples, *arguments)
+    blocks = examples.cached("blocks", blocks_of)
+    try:
+        return _sum_of_blocks(part, blocks, size, arguments, n_jobs)
+    except FileNotFoundError:
+        # Workers that do not see our files are sent their rows.
+        if not any(block.by_path and block.in_files() for block in blocks):
+            raise
+        for block in blocks:
+            block.by_path = False
+        return _sum_of_blocks(part, blocks, size, arguments, n_jobs)
+
+
+def _sum_of_blocks(
+    part: Part, blocks: list[Block], size: int, arguments: tuple[Any, ...], n_jobs: int | None
+) -> tuple[Any, ...]:
+    if len(blocks) == 1:
+        return _block_part(part, blocks[0], size, arguments)
+    backend, n_active = get_active_backend(prefer="threads")
+    send_once(blocks, backend)
+    n_workers = backend.effective_n_jobs(n_jobs or n_active or 1)
+    at_a_time = max(_PARTS_AT_A_TIME, 4 * n_workers)
+    total: tuple[Any, ...] | None = None
+    with Parallel(n_jobs=n_jobs, prefer="threads", batch_size=1) as parallel:
+        for start in range(0, len(blocks), at_a_time):
+            tasks = (
+                delayed(_block_part)(part, block, size, arguments)
+                for block in blocks[start : start + at_a_time]
+            )
+            total = _added(parallel(tasks), total)
+    assert total is not None
+    return total
+
+
+def _block_part(part: Part, block: Block, size: int, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Neither numpy's flags nor another process's thread pools are those of the fit; see there.
+    threads = threadpool_limits(1, user_api="blas") if block.arrived else nullcontext()
+    with threads, np.errstate(invalid="ignore"):
+        total = _added(part(chunk, *arguments) for chunk in block.chunks(size))
+    assert total is not None
+    return total
+
+
+def _added(parts: Iterable[tuple[Any, ...]], total: tuple[Any, ...] | None = None) -> tuple[Any, ...] | None:
+    for part in parts:
+        total = part if total is None else tuple(a + b for a, b in zip(total, part, strict=True))
+    return total
 
 
 def _normal_part(chunk: Examples, attention: Array) -> tuple[Array, Array]:
