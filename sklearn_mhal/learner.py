@@ -48,8 +48,8 @@ from .stages import (
     sculpt,
 )
 
-# Samples of the early stages: starts for the polish, or answers in themselves.
-_SAMPLES_TO_POLISH, _SAMPLES_TO_KEEP = 2000, 50_000
+# Samples of the early stages: for starts among others, for the only starts, for answers.
+_SAMPLES_TO_START, _SAMPLES_TO_SUFFICE, _SAMPLES_TO_KEEP = 500, 2000, 50_000
 
 
 class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, RegressorMixin, BaseEstimator):
@@ -87,9 +87,10 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     max_heads : int >= 1, default=16
         Largest number that "auto" tries. Never more than the equations can determine.
     stage_samples : int >= 1 or "auto", default="auto"
-        Samples that the first four stages look at. They only have to be roughly right before a polish,
-        and their time is proportional to it: "auto" means 2000, and 50,000 if nothing is polished. Raise
-        it if `stages_` shows that few rows were certified.
+        Samples that the first four stages look at. Before a polish they only have to be roughly right,
+        and their time is proportional to it: "auto" means 500; 2000 if a source of the `span` is named,
+        which then has to suffice; and 50,000 if nothing is polished. Raise it if `stages_` shows that few
+        rows were certified.
     refine_fraction : float in (0, 1], default=0.005
         Smallest fraction of the rows, the best agreeing, that the sum of projections is refined on; at
         least six equations an unknown are kept. Smaller has less bias and needs more samples.
@@ -461,7 +462,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     def _n_stage_samples(self) -> int:
         if self.stage_samples != "auto":
             return int(self.stage_samples)
-        return _SAMPLES_TO_POLISH if self.polish else _SAMPLES_TO_KEEP
+        if not self.polish:
+            return _SAMPLES_TO_KEEP
+        return _SAMPLES_TO_START if self.span == "auto" else _SAMPLES_TO_SUFFICE
 
     def _sculpt(self, examples: Examples, total: Array, progress: Progress) -> tuple[RefinedSum, Sculpture]:
         """Refine the sum until its agreeing rows agree no better, then sculpt."""
