@@ -21,6 +21,7 @@ from sklearn import config_context, set_config
 from sklearn.base import clone, is_regressor
 from sklearn.callback import ScoringMonitor
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import (
     GridSearchCV,
@@ -136,6 +137,14 @@ def test_04_repeated_cross_validation_of_a_pipeline_scores_no_nan(flat):
     assert scores.min() > 0.999999
 
 
+def _flat(y):
+    return y.reshape(len(y), -1)
+
+
+def _deep(y):
+    return y.reshape(len(y), K, -1)
+
+
 def test_05_3d_labels_given_to_wrappers(deep, flat):
     X, y, _ = deep
     # What indexes or passes on whole samples works.
@@ -146,14 +155,33 @@ def test_05_3d_labels_given_to_wrappers(deep, flat):
     assert learner().fit(X_train, y_train).score(X_test, y_test) > 0.999999
     _, _, scores = learning_curve(learner(), X, y, cv=2, train_sizes=[0.5, 1.0], error_score="raise")
     assert scores.min() > 0.999999
-    # What knows two dimensions only says so, in its own words; flat labels are what it knows.
+    # What knows two dimensions only says so before our code is called. The documentation names it and
+    # the reshape, and with the reshape it works.
+    documented = MultiHeadAttentionLearner.__doc__ + MultiHeadAttentionLearner.fit.__doc__
+    assert documented.count("y.reshape(len(y), -1)") == 2
     for wrapper in (
         TransformedTargetRegressor(learner(), transformer=StandardScaler()),
         TransformedTargetRegressor(learner(), func=np.negative, inverse_func=np.negative),
-        MultiOutputRegressor(learner(readout="first")),
+        BaggingRegressor(learner(), n_estimators=2, random_state=0),
     ):
         with pytest.raises(ValueError, match=r"dim 3.*(dim )?<= 2"):
-            wrapper.fit(flat[0], y)
+            clone(wrapper).fit(flat[0], y)
+        assert type(wrapper).__name__ in documented or isinstance(wrapper, BaggingRegressor)
+        labels = y.reshape(len(y), -1)
+        assert wrapper.fit(flat[0], labels).predict(flat[0]).shape == labels.shape
+        # Scaled column by column, tokens are treated a little differently.
+        assert wrapper.score(flat[0], labels) > 0.99
+    with pytest.raises(ValueError, match=r"dim 3.*(dim )?<= 2"):
+        MultiOutputRegressor(learner(readout="first")).fit(X, y)
+    columns = y[:, 0].reshape(len(y), -1)
+    assert MultiOutputRegressor(learner(readout="first")).fit(X, columns).score(X, columns) > 0.999999
+    with pytest.raises(ValueError, match=r"dim 3.*(dim )?<= 2"):
+        cross_val_score(learner(), X, y, cv=2, scoring="r2", error_score="raise")
+    assert cross_val_score(learner(), X, labels, cv=2, scoring="r2", error_score="raise").min() > 0.999999
+    # A wrapper's transformer that knows the third dimension brings it through.
+    flatten = FunctionTransformer(_flat, _deep, check_inverse=False)
+    target = TransformedTargetRegressor(learner(), transformer=flatten).fit(X, y)
+    np.testing.assert_allclose(target.predict(X), y, rtol=0, atol=1e-8)
     # And a layout that does not fit gets the shapes that do.
     with pytest.raises(ValueError, match=r"y has shape \(300, 3, 4\).*needs \(n_samples, 1, n_outputs\)"):
         learner(readout="first").fit(X, y)
@@ -442,6 +470,9 @@ def test_18_labels_of_numbers_as_objects(deep):
 
 def test_19_memory_of_a_large_fit():
     """At most 300 MiB beyond the input, and an output's worth in predict; int8 is never made float."""
+    assert "100,000 samples of 16 tokens stay under 300 MiB" in " ".join(
+        MultiHeadAttentionLearner.__doc__.split()
+    )
     sampler = BooleanAttentionSampler(2, 16, 4, n_outputs=1, random_state=0)
     X, y = sampler.sample(100_000, as_tokens=True)
     assert X.dtype == np.int8
