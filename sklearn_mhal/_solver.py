@@ -213,11 +213,16 @@ def solve(
         if parameter_error <= tol:
             converged, message = True, "the steps have become smaller than the tolerance"
             break
-        if settled and n_steps >= PATIENCE:
+        if settled and n_steps >= PATIENCE and not problem.attention_ridge:
             message = "what is left to go is nothing against the standard errors"
             break
         gained = (history[-2] - history[-1]) * problem.label_power
-        if n_steps >= PATIENCE and _relative_offset(problem, state, gained) <= STALLED_OFFSET:
+        # A penalty makes the minimum worth reaching, and gives every valley an end.
+        if (
+            n_steps >= PATIENCE
+            and not problem.attention_ridge
+            and _relative_offset(problem, state, gained) <= STALLED_OFFSET
+        ):
             message = STALLED
             break
         if state.error < stop_below:

@@ -80,7 +80,7 @@ def as_generator(random_state: Any) -> np.random.Generator:
 def _is_3d(X: Any) -> bool:
     shape = getattr(X, "shape", None)
     if shape is None and (isinstance(X, list | tuple) or hasattr(X, "__array__")):
-        shape = np.shape(X)
+        shape = np.asarray(X).shape
     return shape is not None and len(shape) == 3
 
 

@@ -68,6 +68,8 @@ def finish(
     projection, intercept = np.empty(0), np.empty(0)
     converged, message = False, f"stopped after max_iter={max_iter} steps"
     n_steps, direct = 0, False
+    # A penalty makes the minimum worth reaching, and gives every valley an end.
+    patience = max_iter if attention_ridge else PATIENCE
 
     def offset_of(decrease: float) -> float:
         # A step's length in standard errors, see _solver._relative_offset.
@@ -95,7 +97,7 @@ def finish(
         if stopped:
             message = "stopped by a callback"
             break
-        if n_steps >= PATIENCE and offset_of(gained) <= STALLED_OFFSET:
+        if n_steps >= patience and offset_of(gained) <= STALLED_OFFSET:
             message = STALLED
             break
         gradient -= attention_ridge * n_rows * attention
@@ -115,7 +117,7 @@ def finish(
         previous_length = length
         error = length * contraction
         offset = offset_of(decrease * share)
-        if error <= tol or offset * contraction <= (_OFFSET if n_steps < PATIENCE else GOOD_OFFSET):
+        if error <= tol or offset * contraction <= (_OFFSET if n_steps < patience else GOOD_OFFSET):
             # The step itself is still taken: the loop ends after its projections.
             converged, message = True, "the steps have become smaller than the tolerance"
     return Solution(
