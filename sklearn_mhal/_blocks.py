@@ -79,6 +79,8 @@ class Block:
 
     def in_files(self) -> dict[str, FileRows]:
         """Return where the rows of tokens and labels are in files, for what is."""
+        if self.arrived:
+            return self.files
         order = self.examples.order
         first, stop = int(order[0]), int(order[-1]) + 1
         found = {
@@ -94,6 +96,9 @@ class Block:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the block's own rows, or where they are in files."""
+        if self.arrived:
+            # From one worker to the next.
+            return {"examples": self.examples, "files": self.files}
         order = self.examples.order
         located = self.in_files()
         if len(order) < int(order[-1]) - int(order[0]) + 1 and len(located) == 1:
