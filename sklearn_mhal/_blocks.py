@@ -58,16 +58,16 @@ class Block:
     Parameters
     ----------
     examples : Examples
-        With `order` ascending, unless it stays in this process.
+        With `order` ascending.
+    by_path : bool, default=True
+        Whether rows of files travel as paths.
     """
 
     arrived = False
     """Whether it came from another process."""
-    by_path = True
-    """Whether rows of files travel as paths."""
 
-    def __init__(self, examples: Examples) -> None:
-        self.examples = examples
+    def __init__(self, examples: Examples, *, by_path: bool = True) -> None:
+        self.examples, self.by_path = examples, by_path
         self.files: dict[str, FileRows] = {}
 
     def chunks(self, size: int) -> Iterator[Examples]:
@@ -81,12 +81,14 @@ class Block:
         """Return where the rows of tokens and labels are in files, for what is."""
         if self.arrived:
             return self.files
+        if not self.by_path:
+            return {}
         order = self.examples.order
         first, stop = int(order[0]), int(order[-1]) + 1
         found = {
             name: rows_in_file(getattr(self.examples, name), first, stop) for name in ("tokens", "labels")
         }
-        return {name: rows for name, rows in found.items() if rows is not None and self.by_path}
+        return {name: rows for name, rows in found.items() if rows is not None}
 
     def __sizeof__(self) -> int:
         """Bytes that would be sent, nearly."""

@@ -50,10 +50,9 @@ def sum_over_samples(
         return _sum_of_blocks(part, blocks, size, arguments, n_jobs)
     except FileNotFoundError:
         # Workers that do not see our files are sent their rows.
-        if not any(block.by_path and block.in_files() for block in blocks):
+        if not any(block.in_files() for block in blocks):
             raise
-        for block in blocks:
-            block.by_path = False
+        blocks[:] = [Block(block.examples, by_path=False) for block in blocks]
         return _sum_of_blocks(part, blocks, size, arguments, n_jobs)
 
 
