@@ -90,6 +90,7 @@ html_show_sourcelink = False
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "navbar_align": "left",
+    "header_links_before_dropdown": 7,
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
