@@ -20,8 +20,8 @@ from ._examples import Examples
 from ._forward import Array
 from ._memory import samples_per_chunk
 
-# Bytes of a block as given: tens of milliseconds of work, and little to send.
-_BLOCK_MIB = 2.0
+# Of a block as floats, whatever it is given as: tens of milliseconds of work, and little to send.
+_BLOCK_MIB = 4.0
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Block:
 
 def blocks_of(examples: Examples) -> list[Block]:
     """Cut all samples into blocks, in memory order."""
-    raw = examples.tokens[:1].nbytes + examples.labels[:1].nbytes
-    size = samples_per_chunk(raw, examples.n_samples, mib=_BLOCK_MIB)
+    floats = examples.tokens[:1].size + examples.labels[:1].size
+    size = samples_per_chunk(8 * floats, examples.n_samples, mib=_BLOCK_MIB)
     ranks = np.argsort(examples.order, kind="stable")
     return [Block(examples.pick(ranks[start : start + size])) for start in range(0, len(ranks), size)]
 
