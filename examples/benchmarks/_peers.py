@@ -22,7 +22,9 @@ THRESHOLDS = (1e-4, 1e-6, 1e-8)
 LEARNING_RATES = (3e-3, 1e-2, 3e-2)
 # The threshold that decides which setting has won.
 DECISIVE = 1e-6
-# Schedules from this share of the cap on, each twice as long as the one before.
+# Steps of a schedule that is chosen in advance; doubled where that is not enough.
+_N_STEPS = 3000
+# Schedules to choose from afterwards: from this share of the cap on, each twice as long as the one before.
 _SHORTEST_SCHEDULE = 1 / 256
 _STEPS_BETWEEN_LOOKS = 10
 # Of sizes 0.1 to 3 and batches of 64 to 1024, these were the fastest on three configurations.
@@ -137,14 +139,12 @@ def adam_run(
     truth: AttentionLayer,
     *,
     learning_rate: float,
-    schedule: float,
     limit: float,
     seed: int,
+    n_steps: int | None = None,
+    schedule: float = np.inf,
 ) -> Outcome:
-    """Run Adam with a cosine schedule that ends after `schedule` seconds, or until `limit`.
-
-    The schedule follows the clock, so that it fits the time there is whatever a step takes.
-    """
+    """Run Adam with a cosine schedule of `n_steps` steps or of `schedule` seconds, or until `limit`."""
     tokens, labels, scale = _in_units(X, y, torch.float32)
     n, k, _ = tokens.shape
     labels = labels.view(n, k, -1)
@@ -152,8 +152,9 @@ def adam_run(
     model = Model(truth, torch.float32, seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
     shuffler = torch.Generator().manual_seed(seed)
-    outcome = Outcome(f"rate {learning_rate:g}, {schedule:.2g} s")
-    watch = _Watch(truth, scale, outcome, min(limit, schedule))
+    length = f"{schedule:.2g} s" if n_steps is None else f"{n_steps} steps"
+    outcome = Outcome(f"rate {learning_rate:g}, {length}")
+    watch = _Watch(truth, scale, outcome, limit)
     step = 0
     while True:
         order = torch.randperm(n, generator=shuffler)
@@ -164,33 +165,44 @@ def adam_run(
             residual.square().mean().backward()
             optimiser.step()
             step += 1
-            done = min(watch.elapsed() / schedule, 1.0)
+            done = min(watch.elapsed() / schedule if n_steps is None else step / n_steps, 1.0)
             optimiser.param_groups[0]["lr"] = learning_rate * 0.5 * (1.0 + np.cos(np.pi * done))
             if step % _STEPS_BETWEEN_LOOKS == 0 and watch.look(model):
+                return outcome
+            if step == n_steps:
                 return outcome
 
 
 def adam(X: Array, y: Array, truth: AttentionLayer, *, cap: float, seed: int) -> Outcome:
-    """Return Adam at its best over learning rates and lengths of the schedule.
+    """Return Adam at its best over learning rates, its schedule chosen in advance.
 
-    All runs start from the same heads. Schedules double in length up to the cap. A run is stopped once it
-    has taken longer than the best one until the decisive threshold, since it cannot win any more; and
-    lengths end with the one after the first that has won.
+    All runs start from the same heads. A schedule that gets nowhere at any rate is doubled, as one would do,
+    until it takes longer than the cap. A run is stopped once it has taken longer than the best one until the
+    decisive threshold, since it cannot win any more.
+    """
+    best = Outcome("none")
+    n_steps, spent = _N_STEPS, 0.0
+    while DECISIVE not in best.seconds and spent < cap:
+        for rate in LEARNING_RATES:
+            limit = best.seconds.get(DECISIVE, cap)
+            run = adam_run(X, y, truth, learning_rate=rate, n_steps=n_steps, limit=limit, seed=seed)
+            spent = max(spent, run.spent)
+            best = min(best, run, key=_rank)
+        n_steps *= 2
+    return best
+
+
+def adam_fitted(X: Array, y: Array, truth: AttentionLayer, *, cap: float, seed: int) -> Outcome:
+    """Return Adam at its best over learning rates and over lengths of the schedule, known afterwards.
+
+    Lengths double up to the cap, and end with the one after the first that has won.
     """
     best = Outcome("none")
     schedule, extra = cap * _SHORTEST_SCHEDULE, 2
     while schedule <= cap * (1.0 + 1e-9) and extra:
         for rate in LEARNING_RATES:
-            limit = best.seconds.get(DECISIVE, cap)
-            run = adam_run(
-                X,
-                y,
-                truth,
-                learning_rate=rate,
-                schedule=schedule,
-                limit=limit,
-                seed=seed,
-            )
+            limit = min(best.seconds.get(DECISIVE, cap), schedule)
+            run = adam_run(X, y, truth, learning_rate=rate, schedule=schedule, limit=limit, seed=seed)
             best = min(best, run, key=_rank)
         extra -= DECISIVE in best.seconds
         schedule *= 2.0
