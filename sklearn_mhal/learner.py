@@ -67,8 +67,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         noise that is the number that fits to rounding while one head fewer does not; with noise the
         smallest whose held-out error is within one standard error of the best. Give a number if you
         know it (faster), or to get the best fit with fewer heads than there are. Heads beyond what
-        helps stay zero: without noise those that leave the fit exact, with noise those without which
-        held-out samples are predicted better by more than a standard error.
+        helps stay zero: without noise those that leave the fit exact, with noise those that lower
+        the squared residual by less than about five noise variances for each of their numbers, as
+        superfluous ones do.
     n_tokens : int >= 1, "features" or None, default=None
         How the columns of a 2-D `X` make tokens: that many tokens, one after the other; "features"
         makes every column a token of width one; None makes a row one token, and the model linear

@@ -212,6 +212,44 @@ class TestNumberOfHeads:
             assert relative_error(counted, *test)[0] <= right + standard_error
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(m=1, k=3, d=6, d_out=2, noise=0.3, n=100),
+        dict(m=2, k=3, d=6, d_out=3, noise=0.3, n=150, tokens="boolean"),
+        dict(m=2, k=3, d=6, d_out=3, noise=1.0, n=300, tokens="boolean"),
+        dict(m=2, k=3, d=6, d_out=3, noise=0.3, n=300, readout="first", tokens="boolean"),
+        dict(m=2, k=4, d=6, d_out=2, noise=0.3, n=600, readout="mean", tokens="boolean"),
+    ],
+)
+@pytest.mark.parametrize("alpha", [0.0, 1e-3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_given_heads_beyond_the_truth_never_hurt(case, alpha, seed):
+    """By hand and on few samples, where each superfluous head would cost 5 % to 50 %."""
+    train, test = noisy(**case, seed=seed)
+    model = MultiHeadAttentionLearner(readout=case.get("readout", "tokens"), alpha=alpha, random_state=0)
+    errors = []
+    for n_heads in (case["m"], case["m"] + 3):
+        fitted = clone(model).set_params(n_heads=n_heads).fit(*train)
+        assert fitted.n_heads_ == n_heads
+        errors.append(relative_error(fitted, *test))
+    right, standard_error = errors[0]
+    assert errors[1][0] <= right + standard_error
+
+
+def test_a_weak_head_that_data_can_see_is_kept():
+    """Heads of sizes 1, 1/3 and 1/9: given three, three are fitted from where the third one helps."""
+    sampler = BooleanAttentionSampler(3, 4, 6, structure="multiscale", random_state=1)
+    X, y = sampler.sample(4400, as_tokens=True)
+    y = y + 0.3 * y.std() * np.random.default_rng(1).standard_normal(y.shape)
+    errors = []
+    for n_heads in (2, 3):
+        fitted = MultiHeadAttentionLearner(n_heads, random_state=0).fit(X[:400], y[:400])
+        assert fitted.stages_["heads"].n_idle == 0
+        errors.append(relative_error(fitted, X[400:], y[400:]))
+    assert errors[1][0] < errors[0][0] - 3 * errors[1][1]
+
+
 @pytest.mark.parametrize("n_heads", [1, 2])
 def test_too_few_heads_are_the_best_fit_with_that_many(n_heads):
     """None of thirty other starts, all samples from the first step on, ends lower."""

@@ -32,6 +32,8 @@ _IDLE = 1e-3
 # Samples, in multiples of the information limit, to tell heads apart on: without noise and with.
 _EXACT_ROWS = 6
 _NOISY_ROWS = 32
+# What an unknown has to be worth, in noise variances, beyond its degree of freedom.
+_PRICE = 4.0
 # So few numbers in the attention matrices make a start cheap, and tokens so narrow that another
 # number of heads may fit as well.
 _NARROW = 100
@@ -40,6 +42,8 @@ _NARROW = 100
 _CANCELLING = 10.0
 # Enough to tell errors apart to a few per cent, and they are all held in memory.
 _MOST_HELD_OUT = 4096
+# Fewer say nothing under noise; where samples are scarce it is a fiftieth of them that is spared.
+_LEAST_HELD_OUT = 8
 
 
 @timed
@@ -96,7 +100,11 @@ def find_heads(
     """
     affordable = _affordable(examples, max_heads)
     limit = examples.information_limit(n_heads or 1)
-    n_test = int(np.clip(examples.n_samples - 3 * limit, 1, max(1, validation_fraction * examples.n_samples)))
+    least, most = (
+        np.clip(examples.n_samples // 50, 1, _LEAST_HELD_OUT),
+        validation_fraction * examples.n_samples,
+    )
+    n_test = int(np.clip(examples.n_samples - 3 * limit, least, max(least, most)))
     n_test = min(n_test, _MOST_HELD_OUT, examples.n_samples - 1) if examples.n_samples > 1 else 0
     # The last lots are held out, so that the first ones serve the search and the polish alike.
     n_train = examples.n_samples - n_test
@@ -208,21 +216,37 @@ def _another_may_fit(search: Search, found: Candidate) -> bool:
 
 
 def _no_worse(search: Search, found: Candidate) -> Candidate:
-    """Return a given number of heads, or fewer where held-out samples tell that the last ones hurt.
+    """Return a given number of heads, or fewer where the last ones fit nothing but noise.
 
     Without noise, fewer that fit as well: superfluous heads leave equations that are singular.
     """
     if found.exact:
         return _drop_idle_heads(search, found, needed=_IDLE)
-    best = current = given = _refitted(search, found)
-    while current.n_heads > 1 and not search.stopped:
+    best = current = _refitted(search, found)
+    price = least = _price(search, current, found.n_heads)
+    worse = 0
+    while current.n_heads > 1 and worse < _PATIENCE and not search.stopped:
         head, _ = _least_needed(search, current)
-        current = _without(search, current, head, _NOISY_ROWS)
+        current = _without(search, current, head, _NOISY_ROWS, found.n_heads)
         search.offer(current)
-        if current.held_out_error > best.held_out_error + best.standard_error:
-            break
-        best = min(best, current, key=lambda candidate: candidate.held_out_error)
-    return best if best.held_out_error + best.standard_error < given.held_out_error else given
+        price = _price(search, current, found.n_heads)
+        worse = 0 if price <= least else worse + 1
+        best, least = (current, price) if price <= least else (best, least)
+    return best
+
+
+def _price(search: Search, candidate: Candidate, most: int) -> float:
+    """Return the noise that a candidate leaves in the training samples, plus a price for its unknowns.
+
+    The deviance ``n log(variance)``, as in the criteria of Akaike and Schwarz. A superfluous head lowers
+    the squared residual by 1 to 4 noise variances for each of its unknowns (measured), since it is the
+    best of many, and raises it elsewhere by as much. Held-out samples, a tenth or fewer, do not see that.
+    """
+    problem = search.problem(search.rows_for(most, _NOISY_ROWS))
+    n_equations, n_unknowns = problem.labels.size, search.train.n_unknowns(candidate.n_heads)
+    loss = max(problem.evaluate(candidate.attention).regression.loss, 1e-300)
+    variance = loss / max(n_equations - n_unknowns, 1)
+    return float(n_equations * np.log(variance) + _PRICE * n_unknowns)
 
 
 def _refitted(search: Search, found: Candidate) -> Candidate:
@@ -234,13 +258,15 @@ def _refitted(search: Search, found: Candidate) -> Candidate:
     return min(found, again, key=lambda candidate: candidate.held_out_error)
 
 
-def _without(search: Search, found: Candidate, head: int, multiple: int) -> Candidate:
-    """Return a candidate with one head fewer."""
+def _without(
+    search: Search, found: Candidate, head: int, multiple: int, n_heads: int | None = None
+) -> Candidate:
+    """Return a candidate with one head fewer, fitted to a multiple of what `n_heads` need."""
     width = search.train.n_features
     columns = np.delete(np.arange(found.attention.shape[1]), slice(head * width, (head + 1) * width))
     fewer = found.attention[:, columns]
     if search.polish:
-        return search.improve(found.source, fewer, multiple)
+        return search.improve(found.source, fewer, multiple, n_heads=n_heads)
     return search.judge(found.source, search.problem(search.rows_for(found.n_heads, multiple)), fewer)
 
 

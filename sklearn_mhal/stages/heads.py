@@ -248,15 +248,17 @@ class Search:
             if self.polish:
                 yield self.improve(frame.source, attention, multiple)
 
-    def improve(self, source: str, start: Array, multiple: int, *, eased: bool = False) -> Candidate:
-        """Run the solver from a start on a few samples.
+    def improve(
+        self, source: str, start: Array, multiple: int, *, eased: bool = False, n_heads: int | None = None
+    ) -> Candidate:
+        """Run the solver from a start on a few samples: a multiple of what `n_heads`, or its own, need.
 
         An eased start first follows the minima of ever weaker penalties. Equal penalties on
         attention and projections favour few strong heads over many that cancel, and so lead past
         most local minima: at twice the information limit four of five starts succeed instead of
         one in thirty.
         """
-        n_heads = start.shape[1] // self.train.n_features
+        n_heads = n_heads or start.shape[1] // self.train.n_features
         problem = self.problem(self.rows_for(n_heads, multiple))
         for penalty in _EASING if eased else ():
             softened = problem.penalised(max(penalty, self.ridge), max(penalty, self.attention_ridge))
