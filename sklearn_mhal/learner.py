@@ -49,7 +49,7 @@ from .stages import (
 )
 
 # Samples of the early stages: for starts among others, for the only starts, for answers.
-_SAMPLES_TO_START, _SAMPLES_TO_SUFFICE, _SAMPLES_TO_KEEP = 500, 2000, 50_000
+_SAMPLES_TO_START, _SAMPLES_TO_SUFFICE, _SAMPLES_TO_KEEP = 1000, 2000, 50_000
 
 
 class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, RegressorMixin, BaseEstimator):
@@ -89,7 +89,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
         Largest number that "auto" tries. Never more than the equations can determine.
     stage_samples : int >= 1 or "auto", default="auto"
         Samples that the first four stages look at. Before a polish they only have to be roughly right,
-        and their time is proportional to it: "auto" means 500; 2000 if a source of the `span` is named,
+        and their time is proportional to it: "auto" means 1000; 2000 if a source of the `span` is named,
         which then has to suffice; and 50,000 if nothing is polished. Raise it if `stages_` shows that few
         rows were certified.
     refine_fraction : float in (0, 1], default=0.005
