@@ -34,6 +34,8 @@ PATIENCE = 25
 # After as many, steps that gain less than this are not worth their time: superfluous heads fit noise
 # along valleys without an end.
 STALLED_OFFSET = 0.1
+# A fit that is no trial but the answer is given longer: most valleys do end.
+_LONG_PATIENCE = 60
 STALLED = "stopped: the last step gained less than a tenth of a standard error"
 
 
@@ -219,7 +221,7 @@ def solve(
         gained = (history[-2] - history[-1]) * problem.label_power
         # A penalty makes the minimum worth reaching, and gives every valley an end.
         if (
-            n_steps >= PATIENCE
+            n_steps >= (PATIENCE if give_up_above else _LONG_PATIENCE)
             and not problem.attention_ridge
             and _relative_offset(problem, state, gained) <= STALLED_OFFSET
         ):
