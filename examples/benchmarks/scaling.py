@@ -208,7 +208,7 @@ def draw(series: list[Record], name: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     sizes = sizes_of(series, name)
-    figure, both = plt.subplots(1, 2, figsize=(9.0, 3.8), layout="constrained")
+    figure, both = plt.subplots(1, 2, figsize=(9.0, 4.4), layout="constrained")
     panels = (("seconds", 1.0, "seconds"), ("memory", _MILLION, "megabytes beyond the input"))
     for axes, (what, unit, label) in zip(both, panels, strict=True):
         for stage in STAGES:
@@ -218,12 +218,12 @@ def draw(series: list[Record], name: str, path: Path) -> None:
             text = f"{stage} ({slope})" if slope else stage
             axes.plot(sizes, values, marker="o", markersize=3, label=text, **style)
         axes.set(xscale="log", yscale="log", xlabel=NAMES[name], ylabel=label)
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     both[1].plot(sizes, [r["input"] / _MILLION for r in series], color="grey", linestyle="--", label="input")
     for axes in both:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), title="(exponent)")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
