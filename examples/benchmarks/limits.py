@@ -10,7 +10,7 @@ Three parts, each kept and not measured again unless ``--fresh``:
     The forward pass itself against the same map in torch, in float64 and float32 (extra ``bench``).
 ``recovery``
     The fraction of seeds recovered from few samples, in multiples of the information limit: the least number
-    of samples whose equations outnumber the unknowns.
+    of samples whose equations outnumber the unknowns, biases not counted, although the default learns them.
 
     python examples/benchmarks/limits.py
     python examples/benchmarks/limits.py --parts passes --fresh
@@ -43,7 +43,7 @@ from sklearn_mhal import (  # noqa: E402
 )
 
 PARTS = ("passes", "forward", "recovery")
-MULTIPLES = (1.5, 2, 3, 4, 8)
+MULTIPLES = (1.1, 1.25, 1.5, 2, 3, 4, 8)
 FEW = (
     Configuration("(4,4,16,2)", 4, 4, 16, 2, 0),
     Configuration("(2,4,10,4)", 2, 4, 10, 4, 0),
@@ -125,9 +125,9 @@ def measure_forward(configuration: Configuration, seed: int) -> Record:
 
 
 def information_limit(layer: AttentionLayer, n_tokens: int) -> int:
-    """Return the least number of samples that can determine the affine layer."""
+    """Return the least number of samples whose equations outnumber the unknowns of heads without biases."""
     m, d, n_outputs = layer.projection.shape
-    return -(-(m * d * (d + 1 + n_outputs) + n_outputs) // (n_tokens * n_outputs))
+    return -(-m * d * (d + n_outputs) // (n_tokens * n_outputs))
 
 
 def measure_recovery(configuration: Configuration, multiple: float, seed: int) -> Record:
@@ -269,7 +269,7 @@ def page(records: Records) -> str:
             forward_table(records),
             "## Few samples",
             "Seeds whose layer is recovered to 1e-8, the number of heads given, defaults otherwise. The "
-            "information limit counts the unknowns of the affine layer, which the default learns.",
+            "information limit counts the unknowns of the true layer; the default learns biases besides.",
             recovery_table(records),
         ]
     )
