@@ -131,7 +131,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Learn a layer on a local Dask cluster from data that no process loads whole.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--samples", type=int, default=500_000, help="samples to write and learn from")
+    parser.add_argument("--samples", type=int, default=300_000, help="samples to write and learn from")
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--features", type=int, default=8)
