@@ -80,7 +80,7 @@ def few_ticks(ax: Any, *, left: bool = True, bottom: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis, wanted in ((ax.xaxis, bottom), (ax.yaxis, left)):
-        axis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
         axis.set_tick_params(labelsize="small", labelbottom=wanted, labelleft=wanted)
 
 

@@ -35,7 +35,7 @@ class HeadCountDisplay:
     errors_by_count : mapping of int to float
         Relative squared held-out error by number of heads.
     n_heads : int
-        The number that was chosen.
+        The number that was chosen: of a given number, those that are not left at zero.
     moment_count, sculpt_count : int, default=None
         The numbers that the spectra proposed; None where no gap was clear.
 
@@ -141,7 +141,7 @@ class HeadCountDisplay:
             singular_values=span.singular_values,
             eigenvalues=sculpture.eigenvalues,
             errors_by_count=heads.errors_by_count,
-            n_heads=estimator.n_heads_,
+            n_heads=estimator.n_heads_ - heads.n_idle,
             moment_count=next((frame.n_heads for frame in span.frames if frame.source == "moments"), None),
             sculpt_count=sculpture.n_heads,
         )

@@ -84,6 +84,19 @@ def test_layer_display_refuses_layers_of_other_sizes(fitted):
         LayerDisplay(learner.layer_, true_layer=AttentionLayer(truth.attention, truth.projection[:, :, :2]))
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 3), (2, 3, 1)])
+def test_ticks_of_images_are_integers(shape):
+    m, d, n_outputs = shape
+    layer = AttentionLayer(np.ones((m, d, d)), np.ones((m, d, n_outputs)))
+    display = LayerDisplay(layer).plot()
+    display.figure_.canvas.draw()
+    for panel in display.axes_.flat:
+        for axis in (panel.xaxis, panel.yaxis):
+            (low, high), ticks = sorted(axis.get_view_interval()), axis.get_majorticklocs()
+            shown = ticks[(ticks >= low) & (ticks <= high)]
+            assert len(shown) and np.all(shown == np.round(shown))
+
+
 def test_layer_of_zeros_has_a_colour_scale():
     display = LayerDisplay(AttentionLayer(np.zeros((1, 2, 2)), np.zeros((1, 2, 2)))).plot()
     assert display.images_[0].get_clim() == (-1.0, 1.0)
@@ -155,6 +168,15 @@ def test_head_count_display_takes_the_spectra_of_the_stages(fitted):
     np.testing.assert_array_equal(display.eigenvalues, learner.stages_["sculpt"].eigenvalues)
     assert display.errors_by_count == learner.stages_["heads"].errors_by_count
     assert display.n_heads == learner.n_heads_ == 3
+
+
+def test_head_count_of_a_given_number_leaves_out_heads_that_stay_zero(fitted):
+    _, truth, X = fitted
+    y = truth.predict(X.reshape(len(X), 3, -1)).reshape(len(X), -1)
+    learner = MultiHeadAttentionLearner(5, n_tokens=3, random_state=0).fit(X, y)
+    display = HeadCountDisplay.from_estimator(learner)
+    assert learner.n_heads_ == 5
+    assert display.n_heads == 3 in display.errors_by_count
 
 
 def test_head_count_of_exact_zeros_can_be_drawn():
