@@ -43,7 +43,7 @@ from sklearn_mhal import (  # noqa: E402
 )
 
 PARTS = ("passes", "forward", "recovery")
-MULTIPLES = (1.1, 1.25, 1.5, 2, 3, 4, 8)
+MULTIPLES = (1.25, 1.5, 2, 3, 4, 8)
 FEW = (
     Configuration("(4,4,16,2)", 4, 4, 16, 2, 0),
     Configuration("(2,4,10,4)", 2, 4, 10, 4, 0),
@@ -165,8 +165,9 @@ def run_forward(records: Records, fresh: bool) -> None:
 
 
 def run_recovery(records: Records, fresh: bool, n_seeds: int) -> None:
-    for configuration in FEW:
-        for multiple in MULTIPLES:
+    # Few samples take the longest: many starts are tried.
+    for multiple in reversed(MULTIPLES):
+        for configuration in FEW:
             for seed in range(n_seeds):
                 key = {"part": "recovery", "name": configuration.name, "setting": multiple, "seed": seed}
                 if fresh or not records.find(**key):
