@@ -1,10 +1,9 @@
 """Convex programs on plain arrays; the only importer of cvxpy.
 
-Three questions about the body ``{x : G x >= h, |A x - b| <= tolerance}``: its point nearest
-to an anchor, how far it extends in a direction, and a point deep inside it. A solver's word is
-never enough. CLARABEL is named, only its status "optimal" is accepted, every row is checked
-again by :class:`._polyhedron.Polyhedron`, and the optimum against a bound that the multipliers
-prove. What fails raises :class:`ConvexProgramError`.
+One question about the body ``{x : G x >= h, |A x - b| <= tolerance}``: which of its points is
+nearest to an anchor. A solver's word is never enough. CLARABEL is named, only its status
+"optimal" is accepted, every row is checked again by :class:`._polyhedron.Polyhedron`, and the
+optimum against a bound that the multipliers prove. What fails raises :class:`ConvexProgramError`.
 
 Few rows matter to an optimum, and the solver's time grows with all of them. So rows enter as
 cutting planes: solve with some, add those that the solution misses, repeat.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +31,18 @@ from ._polyhedron import (
     as_array,
     least_distance,
     make_polyhedron,
-    positive,
 )
 
-__all__ = ["ConvexProgramError", "ConvexResult", "feasible_point", "minimum_norm_point", "support"]
+__all__ = ["ConvexProgramError", "ConvexResult", "minimum_norm_point"]
 
-# Rows come with unit norm, and equilibration on top of that made the solver stop at
-# "optimal_inaccurate" in a third of the linear programs tried.
-_SOLVER_OPTIONS: dict[str, Any] = {"direct_solve_method": "qdldl", "equilibrate_enable": False}
-# A squared norm known to 1e-10 leaves the point uncertain by 1e-5 of its norm. Linear programs
-# that are cut off by a ball are not solved so far.
-_NEAREST_GAP = 1e-10
-_LINEAR_GAP = 1e-8
+# Rows come with unit norm already. A squared norm known to 1e-10 leaves the point uncertain by 1e-5 of
+# its norm.
+_SOLVER_OPTIONS: dict[str, Any] = {
+    "direct_solve_method": "qdldl",
+    "equilibrate_enable": False,
+    "tol_gap_abs": 1e-10,
+    "tol_gap_rel": 1e-10,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,131 +132,12 @@ def minimum_norm_point(
         stage, rows / norms[:, None], (body.margins - rows @ target) / norms, body.scales / norms
     )
     proposed = least_distance(moved.rows, moved.margins)[1] > 0.0
-    point, multipliers = _cutting_planes(moved, np.zeros(width), proposed, _nearest)
+    point, multipliers = _cutting_planes(moved, proposed)
     value = 0.5 * float(point @ point)
     pull = moved.rows.T @ multipliers
     _check_gap(stage, value, float(moved.margins @ multipliers) - 0.5 * float(pull @ pull), unit=value)
     point = linalg.solve_triangular(factor, point + target)
     return _result(body, point, value + 0.5 * constant, multipliers, began)
-
-
-def support(
-    direction: Array,
-    *,
-    radius: float,
-    equalities: Equalities | None = None,
-    halfspaces: HalfSpaces | None = None,
-    stage: str = "support",
-) -> ConvexResult:
-    """Return how far a convex body, cut off by a ball, extends in a direction.
-
-    Maximises ``direction^T x`` over the body and ``||x|| <= radius``.
-
-    Parameters
-    ----------
-    direction : ndarray of shape (n_variables,)
-        Not zero; need not have unit norm.
-    radius : float
-        Positive. Accuracy is relative to it, so take it not much larger than the body.
-    equalities, halfspaces, stage
-        As in :func:`minimum_norm_point`.
-
-    Returns
-    -------
-    ConvexResult
-        `value` is the maximum, `point` where it is reached.
-
-    Raises
-    ------
-    ConvexProgramError, ValueError
-        As in :func:`minimum_norm_point`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sklearn_mhal._convex import support
-    >>> wall = np.array([[-1.0, 0.0]]), np.array([-2.0])
-    >>> round(support(np.array([1.0, 0.0]), radius=5.0, halfspaces=wall).value, 6)
-    2.0
-    """
-    began = time.perf_counter()
-    direction, radius = as_array("direction", direction, (None,)), positive("radius", radius)
-    length = positive("the norm of direction", np.linalg.norm(direction))
-    direction = direction / length
-    body = make_polyhedron(stage, len(direction), equalities, halfspaces)
-
-    def furthest(body: Polyhedron) -> tuple[Array, Array]:
-        return _furthest(body, direction, radius)
-
-    nothing = np.zeros(len(body.rows), dtype=bool)
-    point, multipliers = _cutting_planes(body, radius * direction, nothing, furthest)
-    value = float(direction @ point)
-    pull = float(np.linalg.norm(direction + body.rows.T @ multipliers))
-    _check_gap(stage, value, radius * pull - float(body.margins @ multipliers), unit=radius)
-    return _result(body, point, length * value, multipliers, began)
-
-
-def feasible_point(
-    *,
-    radius: float,
-    equalities: Equalities | None = None,
-    halfspaces: HalfSpaces | None = None,
-    stage: str = "feasible point",
-) -> ConvexResult:
-    """Return the centre of the largest ball inside a convex body that is cut off by a ball.
-
-    Parameters
-    ----------
-    radius : float
-        Positive: the body is cut off at ``||x|| <= radius``. Accuracy is relative to it.
-    equalities, halfspaces, stage
-        As in :func:`minimum_norm_point`.
-
-    Returns
-    -------
-    ConvexResult
-        `value` is the radius of the inscribed ball; 0 if the body is flat.
-
-    Raises
-    ------
-    ConvexProgramError
-        If the body is empty (the error says by how much) or the answer fails a check.
-    ValueError
-        As in :func:`minimum_norm_point`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sklearn_mhal._convex import feasible_point
-    >>> sides = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-    >>> result = feasible_point(radius=10.0, halfspaces=(sides, np.array([0.0, -2.0, 0.0, -2.0])))
-    >>> result.point.round(6), round(result.value, 6)
-    (array([1., 1.]), 1.0)
-    """
-    began = time.perf_counter()
-    radius = positive("radius", radius)
-    width = _width([pair[0] for pair in (halfspaces, equalities) if pair is not None])
-    body = make_polyhedron(stage, width, equalities, halfspaces)
-    # One more variable: how deep inside every half-space, and inside the ball, the point is.
-    lifted = Polyhedron(
-        stage, np.column_stack([body.rows, -np.ones(len(body.rows))]), body.margins, body.scales
-    )
-
-    def deepest(lifted: Polyhedron) -> tuple[Array, Array]:
-        return _deepest(lifted, radius)
-
-    nothing = np.zeros(len(body.rows), dtype=bool)
-    start = np.append(np.zeros(width), radius)
-    point, multipliers = _cutting_planes(lifted, start, nothing, deepest)
-    pull = float(np.linalg.norm(body.rows.T @ multipliers))
-    weight = pull + float(multipliers.sum())
-    bound = radius if weight == 0.0 else (radius * pull - float(body.margins @ multipliers)) / weight
-    depth = float(point[-1])
-    _check_gap(stage, depth, bound, unit=radius)
-    if bound < -RTOL * radius:
-        quantity = f"every point within radius {radius:.3g} misses a row of unit norm by {-depth:.2g}"
-        raise ConvexProgramError(stage, quantity, "a point that meets all rows", LOOSEN)
-    return _result(body, point[:-1], max(depth, 0.0), multipliers, began)
 
 
 def _width(matrices: list[Array]) -> int:
@@ -285,21 +164,18 @@ def _triangle(anchor: Array, least_squares: Equalities | None) -> tuple[Array, A
     return triangle[:width, :width], triangle[:width, width], constant
 
 
-def _cutting_planes(
-    body: Polyhedron, start: Array, proposed: Array, solve: Callable[[Polyhedron], tuple[Array, Array]]
-) -> tuple[Array, Array]:
-    """Return the optimum over all rows and the rows' multipliers.
+def _cutting_planes(body: Polyhedron, proposed: Array) -> tuple[Array, Array]:
+    """Return the point nearest to the origin and the rows' multipliers.
 
-    `start` is the optimum without any row, `proposed` a mask of rows to begin with, which may be
-    empty, and `solve` finds the optimum and the multipliers of a body of few rows.
+    `proposed` is a mask of rows to begin with, which may be empty.
     """
-    point, multipliers = start, np.zeros(len(body.rows))
-    working = proposed if proposed.any() else _with_most_missed(body, start, proposed)
+    point, multipliers = np.zeros(body.width), np.zeros(len(body.rows))
+    working = proposed if proposed.any() else _with_most_missed(body, point, proposed)
     n_solved = 0
     while np.count_nonzero(working) > n_solved:
         n_solved = int(np.count_nonzero(working))
         few = Polyhedron(body.stage, body.rows[working], body.margins[working], body.scales[working])
-        point, multipliers[working] = solve(few)
+        point, multipliers[working] = _nearest(few)
         working = _with_most_missed(body, point, working)
     return point, multipliers
 
@@ -315,6 +191,7 @@ def _with_most_missed(body: Polyhedron, point: Array, working: Array) -> Array:
 
 
 def _nearest(body: Polyhedron) -> tuple[Array, Array]:
+    """Return the point of a body of few rows nearest to the origin, and the rows' multipliers."""
     import cvxpy as cp
 
     basis = _span(body.rows)
@@ -323,32 +200,8 @@ def _nearest(body: Polyhedron) -> tuple[Array, Array]:
     variable = cp.Variable(basis.shape[1])
     inside = (body.rows @ basis) @ variable >= body.margins / unit
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(variable)), [inside])
-    point, multipliers = _solve(body.stage, problem, variable, inside, gap=_NEAREST_GAP)
+    point, multipliers = _solve(body.stage, problem, variable, inside)
     return unit * (basis @ point), unit * multipliers
-
-
-def _furthest(body: Polyhedron, direction: Array, radius: float) -> tuple[Array, Array]:
-    import cvxpy as cp
-
-    basis = _span(np.concatenate([body.rows, direction[None]]))
-    variable = cp.Variable(basis.shape[1])
-    inside = (body.rows @ basis) @ variable >= body.margins / radius
-    goal = cp.Maximize((direction @ basis) @ variable)
-    problem = cp.Problem(goal, [inside, cp.norm(variable, 2) <= 1.0])
-    point, multipliers = _solve(body.stage, problem, variable, inside, gap=_LINEAR_GAP)
-    return radius * (basis @ point), multipliers
-
-
-def _deepest(lifted: Polyhedron, radius: float) -> tuple[Array, Array]:
-    import cvxpy as cp
-
-    rows = lifted.rows[:, :-1]
-    basis = _span(rows)
-    variable, depth = cp.Variable(basis.shape[1]), cp.Variable()
-    inside = (rows @ basis) @ variable - depth >= lifted.margins / radius
-    problem = cp.Problem(cp.Maximize(depth), [inside, cp.norm(variable, 2) + depth <= 1.0])
-    point, multipliers = _solve(lifted.stage, problem, variable, inside, gap=_LINEAR_GAP)
-    return radius * np.append(basis @ point, float(depth.value)), multipliers
 
 
 def _span(rows: Array) -> Array:
@@ -358,7 +211,7 @@ def _span(rows: Array) -> Array:
     return np.asarray(linalg.qr(rows.T, mode="economic")[0])
 
 
-def _solve(stage: str, problem: Any, variable: Any, inside: Any, *, gap: float) -> tuple[Array, Array]:
+def _solve(stage: str, problem: Any, variable: Any, inside: Any) -> tuple[Array, Array]:
     """Run the solver; return the values of the variable and the multipliers, or raise."""
     import cvxpy as cp
 
@@ -366,7 +219,7 @@ def _solve(stage: str, problem: Any, variable: Any, inside: Any, *, gap: float) 
         with warnings.catch_warnings():
             # cvxpy only warns of an inaccurate solution. Here it is an error.
             warnings.simplefilter("ignore")
-            problem.solve(solver=cp.CLARABEL, tol_gap_abs=gap, tol_gap_rel=gap, **_SOLVER_OPTIONS)
+            problem.solve(solver=cp.CLARABEL, **_SOLVER_OPTIONS)
     except Exception as error:
         quantity = f"the solver raised {type(error).__name__}"
         raise ConvexProgramError(stage, quantity, "a solution", REPLACE) from error

@@ -156,14 +156,6 @@ def as_array(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
     return array
 
 
-def positive(name: str, value: Any) -> float:
-    """Return a positive finite number, or raise ValueError."""
-    number = float(as_array(name, value, ()))
-    if number <= 0.0:
-        raise ValueError(f"{name} must be positive, got {number}.")
-    return number
-
-
 def make_polyhedron(
     stage: str, width: int, equalities: Equalities | None, halfspaces: HalfSpaces | None
 ) -> Polyhedron:
