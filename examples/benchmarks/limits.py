@@ -43,7 +43,7 @@ from sklearn_mhal import (  # noqa: E402
 )
 
 PARTS = ("passes", "forward", "recovery")
-MULTIPLES = (1.25, 1.5, 2, 3, 4, 8)
+MULTIPLES = (1.5, 2, 3, 4, 8)
 FEW = (
     Configuration("(4,4,16,2)", 4, 4, 16, 2, 0),
     Configuration("(2,4,10,4)", 2, 4, 10, 4, 0),
