@@ -145,7 +145,9 @@ def warm_up(names: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace, records: Records) -> None:
     """Measure what is missing."""
-    names = {"ours": OURS, "peers": (*PEERS, FITTED)}.get(options.only, (*OURS, *PEERS, FITTED))
+    names = {"ours": OURS, "peers": PEERS}.get(options.only, (*OURS, *PEERS))
+    if options.afterwards:
+        names = (*names, FITTED)
     warm_up(names)
     measures = methods(names, options.cap)
     for configuration in chosen(options.configurations):
@@ -278,6 +280,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default 0 1 2")
     parser.add_argument("--cap", type=float, default=60.0, help="most seconds of a peer's run (default 60)")
     parser.add_argument("--only", choices=["ours", "peers"], help="measure only these")
+    parser.add_argument(
+        "--afterwards", action="store_true", help="also try schedules of Adam to choose from afterwards"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure again what has been measured")
     parser.add_argument(
         "--table-only", action="store_true", help="measure nothing, only write the table of what is there"
