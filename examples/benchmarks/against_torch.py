@@ -30,7 +30,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,10 @@ for _pool in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
 
 from _configurations import CONFIGURATIONS, Array, Configuration, chosen  # noqa: E402
 from _records import TABLES, Record, Records, machine, markdown, write  # noqa: E402
+from _watch import THRESHOLDS, Watch  # noqa: E402
 
 from sklearn_mhal import AttentionLayer, MultiHeadAttentionLearner, head_recovery_error  # noqa: E402
 
-THRESHOLDS = (1e-4, 1e-6, 1e-8)
 DECISIVE = 1e-6
 OURS = ("ours, heads counted", "ours, heads given")
 PEERS = ("Adam", "L-BFGS")
@@ -52,40 +51,12 @@ FITTED = "Adam, schedule chosen afterwards"
 _NEVER = math.inf
 
 
-class _Watch:
-    """A callback that looks at every layer that the fit tells of, on a clock that stands still meanwhile."""
-
-    def __init__(self, truth: AttentionLayer) -> None:
-        self.truth = truth
-        self.seconds: dict[str, float] = {}
-        self.began, self.paused = time.perf_counter(), 0.0
-
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.began - self.paused
-
-    def setup(self, estimator: Any, context: Any) -> None: ...
-
-    def teardown(self, estimator: Any, context: Any) -> None: ...
-
-    def on_fit_task_begin(self, estimator: Any, context: Any) -> None: ...
-
-    def on_fit_task_end(self, estimator: Any, context: Any, *, fitted_estimator: Any = None) -> bool:
-        now, looked = self.elapsed(), time.perf_counter()
-        if fitted_estimator is not None:
-            error = head_recovery_error(self.truth, fitted_estimator.layer_)
-            for threshold in THRESHOLDS:
-                if error < threshold:
-                    self.seconds.setdefault(f"{threshold:g}", now)
-        self.paused += time.perf_counter() - looked
-        return False
-
-
 def measure_ours(X: Array, y: Array, truth: AttentionLayer, *, given: bool, seed: int) -> Record:
     """Fit once, watched."""
     learner = MultiHeadAttentionLearner(
         n_heads=truth.n_heads if given else "auto", n_tokens=X.shape[1], random_state=seed
     )
-    watch = _Watch(truth)
+    watch = Watch(truth)
     learner.set_callbacks(watch).fit(X, y)
     seconds = watch.elapsed()
     return {
