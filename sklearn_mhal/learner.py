@@ -144,8 +144,8 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     max_iter : int >= 1, default=100
         Largest number of solver steps: of a start, and of each part of the polish.
     n_jobs : int or None, default=None
-        Threads for passes over all samples, as in :class:`joblib.Parallel`. The result does not depend
-        on it.
+        Threads for passes over all samples, as in :class:`joblib.Parallel`; under
+        ``joblib.parallel_config("dask")`` a cluster takes them. The result does not depend on it.
     random_state : int, RandomState, Generator or None, default=None
         Seeds starts, nets and the held-out split. Pass an int for the same result every time; a
         RandomState or Generator is advanced.

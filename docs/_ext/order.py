@@ -11,6 +11,7 @@ _ORDER = [
     "plot_ordinary_data_pipeline.py",
     "recover_minilm_heads.py",
     "plot_exponential_wall.py",
+    "learn_on_dask_cluster.py",
 ]
 
 
