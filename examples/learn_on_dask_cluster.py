@@ -112,7 +112,7 @@ def learn(paths: tuple[Path, Path], n_heads: int, n_workers: int) -> tuple[Atten
             threads_per_worker=1,
             processes=True,
             protocol="tcp://",
-            dashboard_address=None,
+            dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
     ):

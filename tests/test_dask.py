@@ -31,7 +31,7 @@ def client():
                 threads_per_worker=1,
                 processes=True,
                 protocol="tcp://",
-                dashboard_address=None,
+                dashboard_address=":0",
             ) as cluster,
             distributed.Client(cluster) as client,
         ):
