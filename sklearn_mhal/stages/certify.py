@@ -24,13 +24,14 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.sparse.linalg import LinearOperator, lobpcg
 
 from .._examples import Examples
 from .._forward import Array
 from .._information import information
 from .._linearisation import Linearisation
-from .._problem import Problem
+from .._problem import Problem, factorise
 from ..layer import AttentionLayer
 from ._result import StageResult, timed
 from .heads import Heads
@@ -125,7 +126,7 @@ def certify(
     n_equations = examples.n_samples * examples.equations_per_sample
     n_unknowns = examples.n_unknowns(n_heads)
     dense = attention.size <= _DENSE
-    smallest, largest = _spectrum(part, attention, dense=dense)
+    smallest, largest, coupling = _spectrum(part, attention, dense=dense)
     design = state.regression.design
     gram_values = np.linalg.eigvalsh(design.T @ design)
     ratio = float(max(gram_values[0], 0.0) / max(gram_values[-1], 1e-300))
@@ -141,7 +142,7 @@ def certify(
     exact = residual <= EXACT_RESIDUAL
     radii = (np.inf, 0.0)
     if exact and locally:
-        radii = _radii(part, attention, projection, smallest, largest, gram_values)
+        radii = _radii(part, attention, projection, smallest, coupling, float(gram_values[0]))
     return Certificate(
         identified=bool(exact and locally),
         locally_identified=bool(locally),
@@ -160,17 +161,26 @@ def certify(
         solution_radius=radii[0],
         uniqueness_radius=radii[1],
         n_samples=part.rows.n_samples,
-        message=_verdict(examples, exact, locally, residual, radii[0], n_equations, n_unknowns, weak),
+        message=_verdict(examples, exact, locally, residual, radii[0], dense, n_equations, n_unknowns, weak),
     )
 
 
-def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float, float]:
-    """Return the smallest and largest eigenvalue of the information on the attention."""
+def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float, float, float]:
+    """Return the extreme eigenvalues of the information on the attention, and ``|G^-1 B^T|``.
+
+    The last, how far the projections follow the attention, in the Frobenius norm; infinite where the
+    matrices are not formed.
+    """
     state = problem.evaluate(attention)
     if dense:
         info = information(problem, attention, state.regression.projection)
         values = np.linalg.eigvalsh(info.schur())
-        return max(float(values[0]), 0.0), max(float(values[-1]), 0.0)
+        follow = cho_solve(
+            (factorise(info.gram.copy()), True),
+            info.cross.transpose(1, 0, 2).reshape(len(info.gram), -1),
+            check_finite=False,
+        )
+        return max(float(values[0]), 0.0), max(float(values[-1]), 0.0), float(np.linalg.norm(follow))
     linear = Linearisation(problem, state)
     left = np.linalg.inv(problem.query_moment)
     right = np.linalg.inv(linear.block + 1e-10 * linear.scale * np.eye(len(linear.block)))
@@ -193,13 +203,22 @@ def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float
     with warnings.catch_warnings():
         # Unconverged vectors still bound the smallest eigenvalue from above.
         warnings.simplefilter("ignore", UserWarning)
-        low, _ = lobpcg(operator, inverse(start), M=preconditioner, largest=False, maxiter=_LOBPCG_STEPS)
+        low, vectors = lobpcg(
+            operator, inverse(start), M=preconditioner, largest=False, maxiter=_LOBPCG_STEPS
+        )
+    lowest = int(np.argmin(low))
+    ritz = np.real(vectors[:, lowest])
+    ritz /= np.linalg.norm(ritz)
+    # Some eigenvalue lies within the residual of a Ritz value; that it is the smallest is likely, not proved.
+    defect = float(np.linalg.norm(operator.matvec(ritz).ravel() - low[lowest] * ritz))
+    smallest = float(low[lowest]) - defect
+    smallest = smallest if smallest > 0.0 else 0.5 * max(float(low[lowest]), 0.0)
     vector = start[:, 0]
     high = 0.0
     for _ in range(8):
         vector = operator.matvec(vector / np.linalg.norm(vector)).ravel()
         high = float(np.linalg.norm(vector))
-    return max(float(low.min()), 0.0), high
+    return smallest, high, np.inf
 
 
 def _head_powers(problem: Problem, patterns: Array, projection: Array) -> Array:
@@ -220,18 +239,20 @@ def _distances(sculpture: Sculpture, attention: Array, n_features: int) -> Array
 
 
 def _radii(
-    problem: Problem, attention: Array, projection: Array, smallest: float, largest: float, gram: Array
+    problem: Problem, attention: Array, projection: Array, smallest: float, coupling: float, gram: float
 ) -> tuple[float, float]:
-    """Return the relative solution and uniqueness radii; see the module's docstring."""
+    """Return the relative solution and uniqueness radii; see the module's docstring.
+
+    `coupling` is ``|G^-1 B^T|`` and `gram` the smallest eigenvalue of G.
+    """
     rows = problem.rows
-    # |inverse of the joint matrix| <= |S^-1| (1 + |B G^-1|)^2 + |G^-1|, and B G^-1 B^T <= A: with A
-    # bounded by S plus what the projections can explain, |B G^-1|^2 <= |A| / smallest(G).
-    bound = _attention_norm(problem, attention, projection)
-    coupling = np.sqrt(max(bound, largest) / gram[0])
-    inverse = (1.0 + coupling) ** 2 / smallest + 1.0 / gram[0]
-    sigma = 1.0 / np.sqrt(inverse)
     spread = np.linalg.norm(rows.tokens - rows.tokens.mean(axis=1, keepdims=True), axis=2).max(axis=1)
     queries = np.linalg.norm(rows.queries, axis=1).reshape(rows.n_samples, -1).max(axis=1)
+    if not np.isfinite(coupling):
+        coupling = np.sqrt(_attention_norm(problem, attention, projection) / gram)
+    # |inverse of the joint matrix| <= |S^-1| (1 + |G^-1 B^T|)^2 + |G^-1|: block elimination.
+    inverse = (1.0 + coupling) ** 2 / smallest + 1.0 / gram
+    sigma = 1.0 / np.sqrt(inverse)
     norms = np.linalg.norm(projection.reshape(-1, rows.n_features, projection.shape[1]), 2, axis=(1, 2))
     scale = float(np.sqrt(np.vdot(attention, attention) + np.vdot(projection, projection)))
     # The ball where the constant must hold is far smaller than the projections themselves.
@@ -253,10 +274,21 @@ def _radii(
 
 
 def _attention_norm(problem: Problem, attention: Array, projection: Array) -> float:
-    """Return a bound on the largest eigenvalue of J^T J: its trace over queries, its norm over keys."""
-    linear = Linearisation(problem, problem.evaluate(attention))
-    moments = np.linalg.eigvalsh(linear.block)[-1]
-    return float(moments * np.linalg.eigvalsh(problem.query_moment)[-1] * len(problem.query_moment))
+    """Return a bound on the largest eigenvalue of ``J^T J = sum q q^T (x) C C^T``.
+
+    No eigenvalue exceeds the trace, ``sum |q|^2 |C|^2`` over rows, with ``C_i = Cov_{p_i}(x) W_i``.
+    """
+    rows = problem.rows
+    patterns = rows.patterns(attention)
+    n_heads = attention.shape[1] // rows.n_features
+    # |Cov_p(x)| is at most the p-weighted mean square distance from the sample's mean token.
+    distances = np.square(rows.tokens - rows.tokens.mean(axis=1, keepdims=True)).sum(axis=2)
+    scatter = (patterns @ distances[:, :, None])[:, :, 0].reshape(rows.n_samples, rows.n_queries, n_heads)
+    powers = np.square(projection.reshape(n_heads, -1)).sum(axis=1)
+    squares = (np.square(scatter) * powers).sum(axis=2)
+    lengths = np.square(rows.queries).sum(axis=1).reshape(rows.n_samples, rows.n_queries)
+    weights = 1.0 if rows.root_weights is None else np.square(rows.root_weights)[:, None]
+    return float((lengths * squares * weights).sum())
 
 
 def _verdict(
@@ -265,6 +297,7 @@ def _verdict(
     locally: bool,
     residual: float,
     radius: float,
+    proved: bool,
     n_equations: int,
     n_unknowns: int,
     weak: tuple[int, ...],
@@ -285,6 +318,7 @@ def _verdict(
         )
     proof = (
         f"; exactly one solution lies within {radius:.1e} of it, relatively"
+        + ("" if proved else ", if the estimated spectrum is right")
         if np.isfinite(radius)
         else "; uniqueness nearby is not proved"
     )
