@@ -12,10 +12,8 @@ of the equations F at the learned parameters, K a Lipschitz constant of the deri
     solution radius    (1 - sqrt(1 - 2 h)) sigma / K     contains a solution of G
     uniqueness radius  (1 + sqrt(1 - 2 h)) sigma / K     contains no other
 
-and a layer that satisfies the training equations exactly is a solution of G. For K, with
-``delta`` the largest distance of a sample's tokens from their mean and q a query: the second
-derivative of a row is at most ``2 delta^3 |q|^2 max |W_i| + delta^2 |q|`` in norm, since it consists
-of covariances and third cumulants of tokens and scores under a pattern.
+and a layer that satisfies the training equations exactly is a solution of G. The constants are derived
+in the documentation, "Reading the certificate".
 """
 
 from __future__ import annotations
@@ -39,8 +37,11 @@ from .sculpt import Sculpture
 
 _FEW = 6
 _LEAST_SAMPLES = 64
+# Where these leave a direction free, more samples are asked: rows of low-rank projections count for
+# fewer equations than they have numbers, and those of hard attention for hardly any.
+_MORE, _MOST = 4, 96
 # Up to this many attention parameters the information matrix is formed and its spectrum exact.
-_DENSE = 450
+_DENSE = 700
 _LOBPCG_STEPS = 25
 # Relative squared residual that rounding leaves behind on a noise-free fit.
 EXACT_RESIDUAL = 1e-16
@@ -48,6 +49,9 @@ EXACT_RESIDUAL = 1e-16
 # double precision carry sixteen digits, and sums over rows lose a few.
 _FREE = 1e-12
 _WEAK = 1e-3
+# The projections' norm, on which the Lipschitz constant depends, is taken this share of all larger, so
+# that the constant holds in a ball of this relative radius; no radius that is proved may exceed it.
+_BALL = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +75,8 @@ class Certificate(StageResult):
     """Whether the matrix was formed; else the smallest eigenvalue is an upper estimate."""
     projection_eigenvalue_ratio: float
     """Smallest over largest eigenvalue of the pooled tokens' moments: 0 if heads coincide."""
+    weakest_direction: Array
+    """(m,): share of each head in the least determined direction of the attention; sums to 1."""
     head_powers: Array
     """(m,): power of each head's centred output relative to the labels'."""
     weak_heads: tuple[int, ...]
@@ -80,9 +86,9 @@ class Certificate(StageResult):
     head_distances: Array
     """(m,): how far outside the convex body each head is, 0 if inside; NaN without a body."""
     solution_radius: float
-    """Relative to the norm of all parameters in internal units; infinite if nothing is proved."""
+    """Relative to the norm of all matrices in internal units; infinite if nothing is proved."""
     uniqueness_radius: float
-    """Likewise: no second solution lies inside. Zero if nothing is proved."""
+    """Likewise: no second solution lies inside. At most a thousandth; zero if nothing is proved."""
 
     @property
     def verdict(self) -> str:
@@ -119,30 +125,30 @@ def certify(
     Certificate
     """
     n_heads = layer.n_heads
-    n_few = max(_FEW * examples.information_limit(n_heads), _LEAST_SAMPLES)
-    part = examples.first(n_few).problem()
-    state = part.evaluate(attention)
-    projection = state.regression.projection
     n_equations = examples.n_samples * examples.equations_per_sample
     n_unknowns = examples.n_unknowns(n_heads)
-    dense = attention.size <= _DENSE
-    smallest, largest, coupling = _spectrum(part, attention, dense=dense)
-    design = state.regression.design
-    gram_values = np.linalg.eigvalsh(design.T @ design)
-    ratio = float(max(gram_values[0], 0.0) / max(gram_values[-1], 1e-300))
-    powers = _head_powers(part, state.patterns, projection)
-    weak = tuple(int(i) for i in np.flatnonzero(powers < _WEAK * powers.max(initial=0.0)))
-    locally = (
+    varied = (
         examples.n_tokens > 1
         and examples.units.width == examples.units.n_features
         and n_equations >= n_unknowns
-        and smallest > _FREE * largest
-        and ratio > _FREE
     )
+    limit = examples.information_limit(n_heads)
+    n_few = max(_FEW * limit, _LEAST_SAMPLES)
+    part = examples.first(n_few).problem()
+    spectrum = _spectrum(part, attention)
+    while varied and spectrum.free and n_few < min(examples.n_samples, _MOST * limit):
+        n_few = min(_MORE * n_few, _MOST * limit)
+        part = examples.first(n_few).problem()
+        spectrum = _spectrum(part, attention)
+    locally = varied and not spectrum.free
+    state = part.evaluate(attention)
+    projection = state.regression.projection
+    powers = _head_powers(part, state.patterns, projection)
+    weak = tuple(int(i) for i in np.flatnonzero(powers < _WEAK * powers.max(initial=0.0)))
     exact = residual <= EXACT_RESIDUAL
     radii = (np.inf, 0.0)
     if exact and locally:
-        radii = _radii(part, attention, projection, smallest, coupling, float(gram_values[0]))
+        radii = _radii(part, attention, projection, spectrum)
     return Certificate(
         identified=bool(exact and locally),
         locally_identified=bool(locally),
@@ -150,10 +156,11 @@ def certify(
         residual=residual,
         n_equations=n_equations,
         n_unknowns=n_unknowns,
-        smallest_eigenvalue=smallest / part.rows.n_rows,
-        largest_eigenvalue=largest / part.rows.n_rows,
-        spectrum_is_exact=dense,
-        projection_eigenvalue_ratio=ratio,
+        smallest_eigenvalue=spectrum.smallest / part.rows.n_rows,
+        largest_eigenvalue=spectrum.largest / part.rows.n_rows,
+        spectrum_is_exact=spectrum.exact,
+        projection_eigenvalue_ratio=spectrum.gram_smallest / max(spectrum.gram_largest, 1e-300),
+        weakest_direction=_shares(spectrum.weakest, attention.shape, n_heads),
         head_powers=powers,
         weak_heads=weak,
         certified_fraction=(sculpture.n_interior + sculpture.n_vertex) / max(sculpture.n_rows, 1),
@@ -161,26 +168,75 @@ def certify(
         solution_radius=radii[0],
         uniqueness_radius=radii[1],
         n_samples=part.rows.n_samples,
-        message=_verdict(examples, exact, locally, residual, radii[0], dense, n_equations, n_unknowns, weak),
+        message=_verdict(
+            examples, exact, locally, residual, radii[0], spectrum.exact, n_equations, n_unknowns, weak
+        ),
     )
 
 
-def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float, float, float]:
-    """Return the extreme eigenvalues of the information on the attention, and ``|G^-1 B^T|``.
+@dataclass(frozen=True, eq=False)
+class _Spectrum:
+    """Extreme eigenvalues of the information, sums over the equations of a problem."""
 
-    The last, how far the projections follow the attention, in the Frobenius norm; infinite where the
-    matrices are not formed.
-    """
+    smallest: float
+    largest: float
+    """Of S, on the attention."""
+    weakest: Array
+    """Unit vector that belongs to `smallest`."""
+    coupling: float
+    """``|G^-1 B^T|``, how far the projections follow the attention; infinite if not formed."""
+    gram_smallest: float
+    gram_largest: float
+    """Of G, on the projections."""
+    exact: bool
+    """Whether S was formed; else `smallest` is an upper estimate."""
+
+    @property
+    def free(self) -> bool:
+        """Whether some direction of the parameters is not determined."""
+        return self.smallest <= _FREE * self.largest or self.gram_smallest <= _FREE * self.gram_largest
+
+
+def _spectrum(problem: Problem, attention: Array) -> _Spectrum:
     state = problem.evaluate(attention)
-    if dense:
-        info = information(problem, attention, state.regression.projection)
-        values = np.linalg.eigvalsh(info.schur())
-        follow = cho_solve(
-            (factorise(info.gram.copy()), True),
-            info.cross.transpose(1, 0, 2).reshape(len(info.gram), -1),
-            check_finite=False,
-        )
-        return max(float(values[0]), 0.0), max(float(values[-1]), 0.0), float(np.linalg.norm(follow))
+    design = state.regression.design
+    gram = np.linalg.eigvalsh(design.T @ design)
+    found = _formed if attention.size <= _DENSE else _estimated
+    smallest, largest, weakest, coupling = found(problem, attention)
+    return _Spectrum(
+        smallest=max(smallest, 0.0),
+        largest=max(largest, 0.0),
+        weakest=weakest,
+        coupling=coupling,
+        gram_smallest=max(float(gram[0]), 0.0),
+        gram_largest=float(gram[-1]),
+        exact=attention.size <= _DENSE,
+    )
+
+
+def _formed(problem: Problem, attention: Array) -> tuple[float, float, Array, float]:
+    """Return the extreme eigenvalues of S, the smallest one's vector, and ``|G^-1 B^T|``."""
+    info = information(problem, attention, problem.evaluate(attention).regression.projection)
+    schur = info.schur()
+    values = np.linalg.eigvalsh(schur)
+    smallest, largest = float(values[0]), float(values[-1])
+    # Two steps of inverse iteration, well shifted, from a fixed start.
+    shift = max(1e-3 * abs(smallest), 1e-14 * largest, 1e-300) - smallest
+    factor = factorise(schur + shift * np.eye(len(schur)))
+    vector = np.random.default_rng(0).standard_normal(len(schur))
+    for _ in range(2):
+        vector = cho_solve((factor, True), vector / np.linalg.norm(vector), check_finite=False)
+    follow = cho_solve(
+        (factorise(info.gram.copy()), True),
+        info.cross.transpose(1, 0, 2).reshape(len(info.gram), -1),
+        check_finite=False,
+    )
+    return smallest, largest, vector / np.linalg.norm(vector), float(np.linalg.norm(follow))
+
+
+def _estimated(problem: Problem, attention: Array) -> tuple[float, float, Array, float]:
+    """Return the same by products with S alone, the coupling left out."""
+    state = problem.evaluate(attention)
     linear = Linearisation(problem, state)
     left = np.linalg.inv(problem.query_moment)
     right = np.linalg.inv(linear.block + 1e-10 * linear.scale * np.eye(len(linear.block)))
@@ -218,7 +274,12 @@ def _spectrum(problem: Problem, attention: Array, *, dense: bool) -> tuple[float
     for _ in range(8):
         vector = operator.matvec(vector / np.linalg.norm(vector)).ravel()
         high = float(np.linalg.norm(vector))
-    return smallest, high, np.inf
+    return smallest, high, ritz, np.inf
+
+
+def _shares(vector: Array, shape: tuple[int, ...], n_heads: int) -> Array:
+    squares = np.square(vector).reshape(shape[0], n_heads, -1).sum(axis=(0, 2))
+    return np.asarray(squares / max(float(squares.sum()), 1e-300))
 
 
 def _head_powers(problem: Problem, patterns: Array, projection: Array) -> Array:
@@ -238,25 +299,19 @@ def _distances(sculpture: Sculpture, attention: Array, n_features: int) -> Array
     return np.maximum(sculpture.body.violation(vectors) - 1.0, 0.0)
 
 
-def _radii(
-    problem: Problem, attention: Array, projection: Array, smallest: float, coupling: float, gram: float
-) -> tuple[float, float]:
-    """Return the relative solution and uniqueness radii; see the module's docstring.
-
-    `coupling` is ``|G^-1 B^T|`` and `gram` the smallest eigenvalue of G.
-    """
+def _radii(problem: Problem, attention: Array, projection: Array, spectrum: _Spectrum) -> tuple[float, float]:
+    """Return the relative solution and uniqueness radii; see the module's docstring."""
     rows = problem.rows
+    coupling = spectrum.coupling
+    if not np.isfinite(coupling):
+        coupling = np.sqrt(_attention_norm(problem, attention, projection) / spectrum.gram_smallest)
+    # |inverse of the joint matrix| <= |S^-1| (1 + |G^-1 B^T|^2) + |G^-1|: block elimination.
+    sigma = ((1.0 + coupling**2) / spectrum.smallest + 1.0 / spectrum.gram_smallest) ** -0.5
     spread = np.linalg.norm(rows.tokens - rows.tokens.mean(axis=1, keepdims=True), axis=2).max(axis=1)
     queries = np.linalg.norm(rows.queries, axis=1).reshape(rows.n_samples, -1).max(axis=1)
-    if not np.isfinite(coupling):
-        coupling = np.sqrt(_attention_norm(problem, attention, projection) / gram)
-    # |inverse of the joint matrix| <= |S^-1| (1 + |G^-1 B^T|)^2 + |G^-1|: block elimination.
-    inverse = (1.0 + coupling) ** 2 / smallest + 1.0 / gram
-    sigma = 1.0 / np.sqrt(inverse)
     norms = np.linalg.norm(projection.reshape(-1, rows.n_features, projection.shape[1]), 2, axis=(1, 2))
     scale = float(np.sqrt(np.vdot(attention, attention) + np.vdot(projection, projection)))
-    # The ball where the constant must hold is far smaller than the projections themselves.
-    largest_norm = float(norms.max()) + 1e-3 * scale
+    largest_norm = float(norms.max()) + _BALL * scale
     weights = 1.0 if rows.root_weights is None else rows.root_weights
     second = weights * (2.0 * spread**3 * queries**2 * largest_norm + spread**2 * queries)
     lipschitz = float(np.sqrt(rows.rows_per_sample) * np.linalg.norm(second))
@@ -268,9 +323,10 @@ def _radii(
     if h > 0.5 or not np.isfinite(h) or not lipschitz > 0.0:
         return np.inf, 0.0
     root = np.sqrt(1.0 - 2.0 * h)
-    ratio = sigma / lipschitz
+    ratio = sigma / lipschitz / scale
     # 1 - sqrt(1 - 2 h) loses all digits for small h; this is the same number.
-    return float(2.0 * h / (1.0 + root) * ratio / scale), float((1.0 + root) * ratio / scale)
+    solution = float(2.0 * h / (1.0 + root) * ratio)
+    return (solution, float(min((1.0 + root) * ratio, _BALL))) if solution < _BALL else (np.inf, 0.0)
 
 
 def _attention_norm(problem: Problem, attention: Array, projection: Array) -> float:
@@ -306,15 +362,16 @@ def _verdict(
         return "not identified: with one token a sample only the sum of the projections is determined"
     if n_equations < n_unknowns:
         return f"not identified: {n_equations} equations are fewer than {n_unknowns} unknowns"
+    note = f"; {'head' if len(weak) == 1 else 'heads'} {', '.join(map(str, weak))} weak" if weak else ""
     if not locally:
         return (
             "not identified: some direction of the parameters is free (a head without projection, "
-            "coinciding heads, or tokens that do not vary)"
+            "coinciding heads, tokens that do not vary, or patterns all of which are hard)" + note
         )
     if not exact:
         return (
             f"not certain: {residual:.1e} of the label power is left, noise or misfit, which one fit "
-            "cannot tell apart; parameters are locally determined"
+            "cannot tell apart; parameters are locally determined" + note
         )
     proof = (
         f"; exactly one solution lies within {radius:.1e} of it, relatively"
@@ -322,5 +379,4 @@ def _verdict(
         if np.isfinite(radius)
         else "; uniqueness nearby is not proved"
     )
-    note = f"; heads {', '.join(map(str, weak))} are weak" if weak else ""
     return f"identified: all equations hold to rounding and determine every parameter{proof}{note}"

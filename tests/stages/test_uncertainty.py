@@ -81,10 +81,8 @@ def test_without_noise_they_are_zero():
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_free_direction_has_none():
-    layer = BooleanAttentionSampler(M, K, D, random_state=0).layer_
-    idle = AttentionLayer(layer.attention, layer.projection * np.array([1.0, 0.0])[:, None, None])
-    rng = np.random.default_rng(0)
-    X = rng.choice([-1, 1], (4000, K, D))
-    y = idle.predict(X)
-    learner = fit(X, y + 0.1 * rng.standard_normal(y.shape))
+    """A head that is asked for and stays zero determines no attention."""
+    X, y, _, _ = noisy()
+    learner = MultiHeadAttentionLearner(M + 2, random_state=0).fit(X, y)
+    assert not learner.projection_matrices_[-1].any()
     assert learner.attention_std_errors_ is None and learner.projection_std_errors_ is None
