@@ -237,8 +237,10 @@ def solve(
             message = f"stopped after max_iter={max_iter} steps"
             break
         slow = len(history) > patience and state.error > 0.96**patience * history[-1 - patience]
-        if state.error > give_up_above > 0.0 and slow:
-            message = "abandoned: the residual has stopped falling far from zero"
+        # Also where superfluous heads leave a valley whose floor is all but zero.
+        if give_up_above > 0.0 and state.error > min(stop_below, give_up_above) and slow:
+            far = state.error > give_up_above
+            message = f"abandoned: the residual has stopped falling {'far from' if far else 'near'} zero"
             break
     return Solution(
         attention=state.attention,
