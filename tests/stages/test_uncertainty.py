@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sklearn_mhal import AttentionLayer, BooleanAttentionSampler, MultiHeadAttentionLearner
+from sklearn_mhal import BooleanAttentionSampler, MultiHeadAttentionLearner
 from sklearn_mhal.metrics import match_heads
 
 M, K, D = 2, 4, 6
