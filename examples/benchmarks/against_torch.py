@@ -164,8 +164,9 @@ def _ratio(find: Callable[[str], Record | None], ours: str, peers: Sequence[str]
 
 def table(records: Records, cap: float) -> str:
     """Return the page: what was done, the tables, the ratios."""
-    everything = (*OURS, *PEERS, FITTED)
-    against = {"Adam and L-BFGS": PEERS, FITTED: (FITTED,)}
+    everything, against = (*OURS, *PEERS), {"Adam and L-BFGS": PEERS}
+    if any(record["method"] == FITTED for record in records):
+        everything, against = (*everything, FITTED), against | {FITTED: (FITTED,)}
     ratios: dict[tuple[str, str], list[float]] = {(ours, peer): [] for peer in against for ours in OURS}
     times: dict[float, list[list[str]]] = {threshold: [] for threshold in THRESHOLDS}
     whole: list[list[str]] = []
@@ -201,7 +202,10 @@ def table(records: Records, cap: float) -> str:
             exact += [record["error"] <= 1e-10 for record in found]
         whole.append(row)
     heads = ["(m, k, d, s)", "samples", *everything]
-    least = [f"least ratio, {ours.split(', ')[1]}, {peer}" for ours, peer in ratios]
+    least = [
+        f"least ratio, {ours.removeprefix('ours, heads ')}" + ("" if peer != FITTED else f", {FITTED}")
+        for ours, peer in ratios
+    ]
     parts = [_preamble(cap), "## Seconds until 1e-06", markdown(heads + least, times[DECISIVE])]
     parts.append(_summary(ratios, exact))
     for threshold in THRESHOLDS:
