@@ -9,19 +9,29 @@ attention, the Gauss-Newton matrix in (attention, projections) is
 and everything of interest follows from ``G`` and the Schur complement ``S = A - B (G^-1 (x) I) B^T``,
 the information on the attention when the projections are unknown. Row r contributes
 ``q q^T (x) C C^T`` to A, where ``C`` stacks ``C_i = Cov_{p_i}(x) W_i``, so A is one product of large
-matrices.
+matrices, a quarter of it by the symmetry of both factors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.blas import dsyrk
 
 from ._forward import Array, TokenRows
 from ._memory import samples_per_chunk
 from ._problem import Problem, factorise
+
+_LEAST_MIB, _MOST_MIB = 8.0, 64.0
+
+
+def n_products(width: int, size: int, n_outputs: int) -> int:
+    """Return the multiplications that a row costs, for ``q``, ``m d`` and ``d_out``."""
+    return (width * size) ** 2 // 4 + width * size**2 * n_outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,27 +49,43 @@ class Information:
 
     def schur(self, *, ridge: float = 0.0) -> Array:
         """Return S, symmetric, under a penalty on the projections."""
-        n_outputs = self.cross.shape[2]
         gram = self.gram.copy()
         np.einsum("ii->i", gram)[: len(self.attention) // self.query_width] += ridge
-        factor = factorise(gram)
-        schur = self.attention.copy()
-        for output in range(n_outputs):
-            half = solve_triangular(factor, self.cross[:, :, output].T, lower=True, check_finite=False)
-            schur -= half.T @ half
-        return 0.5 * (schur + schur.T)
+        half = self._cross_by(solve_lower(factorise(gram)))
+        # Only the upper triangle is computed.
+        explained = dsyrk(1.0, half.T)
+        explained += np.triu(explained, 1).T
+        schur: Array = self.attention - explained
+        return schur
+
+    def _cross_by(self, solve: Callable[[Array], Array]) -> Array:
+        """Return ``B^T``, outputs outermost, after `solve` for every output: (d_out m d (+ 1), q m d)."""
+        size, n_columns, n_outputs = self.cross.shape
+        solved = solve(self.cross.transpose(1, 2, 0).reshape(n_columns, -1))
+        return solved.reshape(n_columns * n_outputs, size)
 
 
-def head_covariances(rows: TokenRows, patterns: Array, projection: Array) -> Array:
-    """Return ``C``, of shape (n_queries of all samples, m * d, d_out): the derivative's key side."""
-    values = rows.values(projection)
+def solve_lower(factor: Array) -> Callable[[Array], Array]:
+    """Return the solution with a lower triangular matrix as a function of the right-hand side."""
+
+    def solve(right: Array) -> Array:
+        return np.asarray(solve_triangular(factor, right, lower=True, check_finite=False))
+
+    return solve
+
+
+def head_covariances(rows: TokenRows, patterns: Array, values: Array, part: slice) -> Array:
+    """Return ``C`` of some samples, (queries, m * d, d_out): the derivative's key side.
+
+    `values` are the projected tokens that ``rows.values`` returns.
+    """
     n_outputs = values.shape[2]
-    values = values.reshape(rows.n_samples, 1, -1, rows.n_tokens, n_outputs)
-    used = patterns.reshape(rows.n_samples, rows.n_queries, -1, rows.n_tokens)
+    values = values[part].reshape(-1, 1, values.shape[1] // rows.n_tokens, rows.n_tokens, n_outputs)
+    used = patterns[part].reshape(len(values), rows.n_queries, -1, rows.n_tokens)
     means = np.einsum("nqmb,numbo->nqmo", used, values, optimize=True)
     spread = (values - means[:, :, :, None]) * used[..., None]
-    stacked = rows.keys[:, None, None] @ spread
-    return stacked.reshape(rows.n_samples * rows.n_queries, -1, n_outputs)
+    stacked = rows.keys[part, None, None] @ spread
+    return stacked.reshape(len(values) * rows.n_queries, -1, n_outputs)
 
 
 def information(problem: Problem, attention: Array, projection: Array) -> Information:
@@ -68,7 +94,7 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
     Parameters
     ----------
     problem : Problem
-        Held in memory; memory and time grow with its rows times ``(q m d)`` and ``(m d)^2``.
+        Held in memory. Time grows with its rows times `n_products`, memory with ``(q m d)^2``.
     attention : ndarray of shape (q, m * d)
     projection : ndarray of shape (m * d, d_out)
 
@@ -82,25 +108,51 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
     if problem.fit_intercept:
         ones = np.ones(len(design)) if rows.row_scale is None else rows.row_scale
         design = np.concatenate([design, ones[:, None]], axis=1)
-    keys = head_covariances(rows, patterns, projection)
-    n_queries, size, n_outputs = keys.shape
-    width = rows.queries.shape[1]
+    values = rows.values(projection)
     if rows.averages:
         # The derivative of an averaged row is the sum of its queries' rank-one terms.
-        return _averaged(rows, design, keys)
-    block = np.zeros((width**2, size**2))
-    cross = np.zeros((n_outputs, width * size, design.shape[1]))
-    # The rows' products are much larger than the rows.
-    step = samples_per_chunk(8 * (width**2 + size**2 + width * size), n_queries)
-    for start in range(0, n_queries, step):
-        queries, own = rows.queries[start : start + step], keys[start : start + step]
+        return _averaged(rows, design, head_covariances(rows, patterns, values, slice(None)))
+    width, size, n_outputs = rows.queries.shape[1], attention.shape[1], values.shape[2]
+    upper, keys_upper = _upper(width), _upper(size)
+    block = np.zeros((len(upper.flat), len(keys_upper.flat)))
+    cross = np.zeros((width * design.shape[1], size * n_outputs))
+    # The rows' products are much larger than the rows; as much as the sums take is no more memory.
+    per_row = 8 * (block.shape[0] + block.shape[1] + size * (size + 2 * n_outputs) + len(cross))
+    mib = float(np.clip(8 * block.size / 2**20, _LEAST_MIB, _MOST_MIB))
+    step = samples_per_chunk(per_row * rows.n_queries, rows.n_samples, mib=mib)
+    for start in range(0, rows.n_samples, step):
+        own = head_covariances(rows, patterns, values, slice(start, start + step))
+        part = slice(start * rows.n_queries, (start + step) * rows.n_queries)
+        queries = rows.queries[part]
         pairs = (queries[:, :, None] * queries[:, None, :]).reshape(len(queries), -1)
-        block += pairs.T @ (own @ own.transpose(0, 2, 1)).reshape(len(queries), -1)
-        for output in range(n_outputs):
-            left = (queries[:, :, None] * own[:, None, :, output]).reshape(len(queries), -1)
-            cross[output] += left.T @ design[start : start + step]
-    block = block.reshape(width, width, size, size).transpose(0, 2, 1, 3).reshape((width * size,) * 2)
-    return Information(block, cross.transpose(1, 2, 0), design.T @ design, width)
+        products = (own @ own.transpose(0, 2, 1)).reshape(len(queries), -1)
+        block += pairs[:, upper.flat].T @ products[:, keys_upper.flat]
+        left = (queries[:, :, None] * design[part, None, :]).reshape(len(queries), -1)
+        cross += left.T @ own.reshape(len(queries), -1)
+    whole = block[upper.place[:, None], keys_upper.place].reshape(width, width, size, size)
+    by_output = cross.reshape(width, -1, size, n_outputs).transpose(0, 2, 1, 3)
+    return Information(
+        attention=whole.transpose(0, 2, 1, 3).reshape((width * size,) * 2),
+        cross=by_output.reshape(width * size, -1, n_outputs),
+        gram=design.T @ design,
+        query_width=width,
+    )
+
+
+class _Upper(NamedTuple):
+    """The upper triangle of symmetric matrices of one size."""
+
+    flat: Array
+    """Where its entries are in a flattened matrix."""
+    place: Array
+    """Where a flattened matrix's entries are among them."""
+
+
+def _upper(size: int) -> _Upper:
+    first, second = np.triu_indices(size)
+    place = np.empty((size, size), dtype=np.intp)
+    place[first, second] = place[second, first] = np.arange(len(first))
+    return _Upper(first * size + second, place.ravel())
 
 
 def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:
@@ -117,20 +169,21 @@ def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:
     return Information(block, cross, design.T @ design, width)
 
 
-def inverse_diagonals(info: Information) -> tuple[Array, Array]:
-    """Return the diagonal of the inverse information, attention and projection parts.
+def inverse_roots(info: Information) -> tuple[Array, Array, Array]:
+    """Return roots of the inverse information: rows that, were they independent unit errors, add up to it.
 
-    The second has shape (m d (+ 1), d_out).
+    Returns
+    -------
+    attention : ndarray of shape (q m d, q m d)
+        ``L^-1`` with ``S = L L^T``: the columns' sums of squares are the variances of the attention.
+    alone : ndarray of shape (m d (+ 1), m d (+ 1))
+        The same for G: variances of one output's projections, were the attention known.
+    carried : ndarray of shape (q m d, m d (+ 1), d_out)
+        ``L^-1 B G^-1``: what not knowing it adds, for every output.
     """
-    schur = factorise(info.schur())
     gram = factorise(info.gram.copy())
-    half = solve_triangular(schur, np.eye(len(schur)), lower=True, check_finite=False)
-    attention = np.einsum("ij,ij->j", half, half)
-    own = np.einsum("ii->i", cho_solve((gram, True), np.eye(len(gram)), check_finite=False))
-    projection = np.empty((len(gram), info.cross.shape[2]))
-    for output in range(info.cross.shape[2]):
-        # G^-1 B_o^T S^-1 B_o G^-1: what not knowing the attention adds.
-        carried = solve_triangular(schur, info.cross[:, :, output], lower=True, check_finite=False)
-        added = cho_solve((gram, True), carried.T, check_finite=False)
-        projection[:, output] = own + np.einsum("ij,ij->i", added, added)
-    return attention, projection
+    n_columns, n_outputs = info.cross.shape[1:]
+    back = info._cross_by(lambda right: cho_solve((gram, True), right, check_finite=False))
+    solve = solve_lower(factorise(info.schur()))
+    carried = solve(back.T).reshape(-1, n_columns, n_outputs)
+    return solve(np.eye(len(info.attention))), solve_lower(gram)(np.eye(n_columns)), carried

@@ -3,7 +3,7 @@
 For independent label noise of standard deviation ``tau`` the least-squares estimate has covariance
 ``tau^2 I^-1`` up to higher order, with I the information matrix, and meets the Cramer-Rao bound for
 Gaussian noise. ``tau`` is estimated from the residual and its degrees of freedom, I from enough
-samples that its inverse is known to about a per cent.
+samples that its inverse is known to about a per cent, or to three where that would take long.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from .._examples import Examples
-from .._forward import Array, unstack_attention
-from .._information import Information, information, inverse_diagonals
-from .._problem import factorise
+from .._forward import Array
+from .._information import Information, information, inverse_roots, n_products
+from .._memory import samples_per_chunk
 from .._units import Units
 from ._result import StageResult, timed
 from .certify import EXACT_RESIDUAL
 
-_PART = 128
+# Samples, in multiples of the information limit, that stand for all: as many as the multiplications
+# allow, a second's, between these. From 32 the errors came out 2 % too large (measured, up to d = 32).
+_PART, _LEAST_MULTIPLE = 128, 32
 _LEAST_PART = 1024
+_MULTIPLICATIONS = 2e10
 # A matrix of this many attention parameters squared is formed and factorised (200 MB).
 _MOST = 5000
-# Other units than white ones mix the parameters, which takes the joint covariance.
-_MOST_JOINT = 4000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +77,7 @@ def estimate_uncertainty(
         zeros = [np.zeros(shape) for shape in shapes]
         message = "no noise: the standard errors are zero"
         return _result(noise_std, zeros, examples.n_samples, message)
-    n_part = min(examples.n_samples, max(_PART * examples.information_limit(n_heads), _LEAST_PART))
+    n_part = _n_part(examples, attention, n_heads)
     if not locally_identified or n_free <= 0 or examples.n_tokens == 1 or attention.size > _MOST:
         reason = (
             "the layer is too large for its information matrix"
@@ -86,24 +86,27 @@ def estimate_uncertainty(
         )
         return _result(noise_std, None, n_part, f"noise {noise_std:.2g}; no standard errors: {reason}")
     part = examples.first(n_part).problem()
-    state = part.evaluate(attention)
-    info = information(part, attention, state.regression.projection)
-    share = examples.total_weight / part.rows.n_samples
-    if examples.units.whitener is None:
-        attention_part, projection_part = inverse_diagonals(info)
-        errors = _in_place(examples.units, attention_part, projection_part, attention.shape)
-    elif len(info.attention) + info.cross.shape[1] * n_outputs <= _MOST_JOINT:
-        errors = _mixed(examples.units, info, attention.shape)
-    else:
-        message = f"noise {noise_std:.2g}; no standard errors: too large for tokens that are not white"
-        return _result(noise_std, None, n_part, message)
+    info = information(part, attention, part.evaluate(attention).regression.projection)
+    share = examples.total_weight / n_part
+    # The inverse of a mean over n_part samples is too large on average, as that of a Wishart matrix.
+    excess = examples.n_unknowns(n_heads) / examples.equations_per_sample
+    share *= (1.0 - excess / examples.n_samples) / (1.0 - excess / n_part)
     factor = noise / np.sqrt(share)
     return _result(
         noise_std,
-        [factor * error for error in errors],
+        [factor * error for error in _unit_errors(examples.units, info, attention.shape[1])],
         n_part,
         f"noise of standard deviation {noise_std:.2g}; information from {n_part} samples",
     )
+
+
+def _n_part(examples: Examples, attention: Array, n_heads: int) -> int:
+    """Return how many samples give the information."""
+    limit = examples.information_limit(n_heads)
+    per_row = n_products(len(attention), attention.shape[1], examples.n_outputs)
+    affordable = int(_MULTIPLICATIONS / (per_row * examples.labels.shape[1]))
+    n_part = int(np.clip(affordable, _LEAST_MULTIPLE * limit, max(_PART * limit, _LEAST_PART)))
+    return min(examples.n_samples, n_part)
 
 
 def _result(noise_std: float, errors: list[Array] | None, n_samples: int, message: str) -> Uncertainty:
@@ -119,33 +122,30 @@ def _result(noise_std: float, errors: list[Array] | None, n_samples: int, messag
     )
 
 
-def _in_place(units: Units, attention: Array, projection: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Return standard errors where internal units differ from the data's by label scale only."""
-    theta, bias = unstack_attention(np.sqrt(attention).reshape(shape), units.n_features)
-    projection = np.sqrt(projection) * units.label_scale
-    heads = projection[: shape[1]].reshape(len(theta), units.n_features, -1)
-    offset = projection[-1] if units.fit_intercept else np.zeros(heads.shape[2])
-    return [theta, heads, bias, offset]
+def _unit_errors(units: Units, info: Information, n_columns: int) -> list[Array]:
+    """Return standard errors for noise of unit variance, internally, in the units of the data.
 
+    The change of units is linear and mixes parameters, so it is made of every row of the roots.
+    """
+    attention, alone, carried = inverse_roots(info)
+    width = info.query_width
+    n_heads = n_columns // units.width
+    squares: list[Array] = [0.0, 0.0]  # type: ignore[list-item]
+    step = samples_per_chunk(32 * n_heads * units.n_features**2, len(attention))
+    for start in range(0, len(attention), step):
+        rows = attention[start : start + step].reshape(-1, width, n_columns)
+        # Every row's heads side by side, as if they were one layer's.
+        for index, part in enumerate(units.attention_out(rows.transpose(1, 0, 2).reshape(width, -1))):
+            by_head = part.reshape(len(rows), n_heads, *part.shape[1:])
+            squares[index] = squares[index] + np.einsum("r...,r...->...", by_head, by_head)
 
-def _mixed(units: Units, info: Information, shape: tuple[int, ...]) -> list[Array]:
-    """Return standard errors after the linear change of units, from a root of the joint covariance."""
-    n_attention, (_, n_columns, n_outputs) = len(info.attention), info.cross.shape
-    size = n_attention + n_columns * n_outputs
-    joint = np.zeros((size, size))
-    joint[:n_attention, :n_attention] = info.attention
-    cross = info.cross.reshape(n_attention, -1)
-    joint[:n_attention, n_attention:] = cross
-    joint[n_attention:, :n_attention] = cross.T
-    joint[n_attention:, n_attention:] = np.kron(info.gram, np.eye(n_outputs))
-    root = solve_triangular(factorise(joint), np.eye(size), lower=True, check_finite=False)
-    squares: list[Array] | None = None
-    for row in root:
-        # Every row is one change of all parameters; the change of units is linear.
-        layer = units.change(
-            row[:n_attention].reshape(shape), row[n_attention:].reshape(n_columns, n_outputs)
-        )
-        parts = [part**2 for part in layer]
-        squares = parts if squares is None else [a + b for a, b in zip(squares, parts, strict=True)]
-    assert squares is not None
-    return [np.sqrt(square) for square in squares]
+    def projected(changes: Array) -> tuple[Array, Array]:
+        # Rows take the place of outputs.
+        _, heads, _, offset = units.change(np.zeros((width, n_columns)), changes.T)
+        return np.einsum("mdr,mdr->md", heads, heads), np.einsum("r,r->", offset, offset)
+
+    own_heads, own_offset = projected(alone)
+    added = [projected(carried[:, :, output]) for output in range(carried.shape[2])]
+    heads = own_heads[:, :, None] + np.stack([part for part, _ in added], axis=2)
+    offset = own_offset + np.array([part for _, part in added])
+    return [np.sqrt(part) for part in (squares[0], heads, squares[1], offset)]
