@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.linalg.blas import dsyrk
+from scipy.linalg.lapack import dtrtri
 
 from ._forward import Array, TokenRows
 from ._memory import samples_per_chunk
@@ -47,6 +48,14 @@ class Information:
     query_width: int
     """q."""
 
+    def __add__(self, other: Information) -> Information:
+        return Information(
+            self.attention + other.attention,
+            self.cross + other.cross,
+            self.gram + other.gram,
+            self.query_width,
+        )
+
     def schur(self, *, ridge: float = 0.0) -> Array:
         """Return S, symmetric, under a penalty on the projections."""
         gram = self.gram.copy()
@@ -72,6 +81,12 @@ def solve_lower(factor: Array) -> Callable[[Array], Array]:
         return np.asarray(solve_triangular(factor, right, lower=True, check_finite=False))
 
     return solve
+
+
+def inverse_lower(factor: Array) -> Array:
+    """Return the inverse of a lower triangular matrix that has one, such as a Cholesky factor."""
+    inverse, _ = dtrtri(factor, lower=1)
+    return np.asarray(inverse)
 
 
 def head_covariances(rows: TokenRows, patterns: Array, values: Array, part: slice) -> Array:
@@ -184,6 +199,6 @@ def inverse_roots(info: Information) -> tuple[Array, Array, Array]:
     gram = factorise(info.gram.copy())
     n_columns, n_outputs = info.cross.shape[1:]
     back = info._cross_by(lambda right: cho_solve((gram, True), right, check_finite=False))
-    solve = solve_lower(factorise(info.schur()))
-    carried = solve(back.T).reshape(-1, n_columns, n_outputs)
-    return solve(np.eye(len(info.attention))), solve_lower(gram)(np.eye(n_columns)), carried
+    schur = factorise(info.schur())
+    carried = solve_lower(schur)(back.T).reshape(-1, n_columns, n_outputs)
+    return inverse_lower(schur), inverse_lower(gram), carried

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from sklearn_mhal import BooleanAttentionSampler, MultiHeadAttentionLearner
+from sklearn_mhal import AttentionLayer, BooleanAttentionSampler, MultiHeadAttentionLearner
+from sklearn_mhal._examples import make_examples
+from sklearn_mhal._information import information, inverse_roots
 from sklearn_mhal.metrics import match_heads
+from sklearn_mhal.stages import estimate_uncertainty
+from sklearn_mhal.stages import uncertainty as module
 
 M, K, D = 2, 4, 6
 
@@ -86,3 +90,128 @@ def test_a_free_direction_has_none():
     learner = MultiHeadAttentionLearner(M + 2, random_state=0).fit(X, y)
     assert not learner.projection_matrices_[-1].any()
     assert learner.attention_std_errors_ is None and learner.projection_std_errors_ is None
+
+
+class TestInformation:
+    """The matrix against the derivative of the outputs, by differences in every parameter."""
+
+    @pytest.fixture(params=["tokens", "first", "mean"])
+    def small(self, request):
+        layer = BooleanAttentionSampler(2, 3, 3, n_outputs=2, key_bias_scale=0.5, random_state=0).layer_
+        rng = np.random.default_rng(0)
+        X = rng.choice([-1.0, 1.0], (80, 3, 3))
+        y = layer.predict(X)
+        y = {"tokens": y, "first": y[:, :1], "mean": y.mean(axis=1, keepdims=True)}[request.param]
+        examples = make_examples(
+            X,
+            y,
+            readout=request.param,
+            fit_intercept=True,
+            sample_weight=rng.integers(1, 3, 80),
+            random_state=0,
+        )
+        problem = examples.problem()
+        attention = examples.units.attention_in(layer.attention, layer.key_bias)
+        return problem, attention, problem.evaluate(attention).regression.projection
+
+    def outputs(self, problem, attention, projection):
+        rows = problem.rows
+        pooled = rows.pooled(rows.patterns(attention))
+        ones = np.ones(len(pooled)) if rows.row_scale is None else rows.row_scale
+        return (np.concatenate([pooled, ones[:, None]], axis=1) @ projection).ravel()
+
+    def matrix(self, problem, attention, projection):
+        """J^T J of attention and projections, by central differences."""
+        projection = np.concatenate([projection, np.zeros((1, projection.shape[1]))])
+        parameters = [attention, projection]
+        columns = []
+        for which, matrix in enumerate(parameters):
+            for at in np.ndindex(matrix.shape):
+                ends = []
+                for step in (1e-5, -1e-5):
+                    moved = [part.copy() for part in parameters]
+                    moved[which][at] += step
+                    ends.append(self.outputs(problem, *moved))
+                columns.append((ends[0] - ends[1]) / 2e-5)
+        jacobian = np.stack(columns, axis=1)
+        return jacobian.T @ jacobian
+
+    def test_blocks(self, small):
+        _, attention, projection = small
+        found, expected = information(*small), self.matrix(*small)
+        n, n_outputs = attention.size, projection.shape[1]
+        # Differences of step 1e-5 are good to 1e-9 or so.
+        close = {"rtol": 1e-6, "atol": 1e-6}
+        np.testing.assert_allclose(found.attention, expected[:n, :n], **close)
+        np.testing.assert_allclose(found.cross.reshape(n, -1), expected[:n, n:], **close)
+        np.testing.assert_allclose(np.kron(found.gram, np.eye(n_outputs)), expected[n:, n:], **close)
+
+    def test_roots_add_up_to_the_inverse(self, small):
+        attention = small[1]
+        expected = np.linalg.inv(self.matrix(*small)).diagonal()
+        own, alone, carried = inverse_roots(information(*small))
+        np.testing.assert_allclose((own**2).sum(axis=0), expected[: attention.size], rtol=1e-4)
+        variances = (alone**2).sum(axis=0)[:, None] + (carried**2).sum(axis=0)
+        np.testing.assert_allclose(variances.ravel(), expected[attention.size :], rtol=1e-4)
+
+    def test_the_schur_complement_is_what_is_left_of_the_attention(self, small):
+        attention = small[1]
+        inverse = np.linalg.inv(self.matrix(*small))[: attention.size, : attention.size]
+        schur = information(*small).schur()
+        np.testing.assert_allclose(schur @ inverse, np.eye(attention.size), atol=1e-4)
+        np.testing.assert_array_equal(schur, schur.T)
+
+
+class TestAPartStandsForAll:
+    def errors(self, examples, layer, multiple, monkeypatch):
+        monkeypatch.setattr(module, "_PART", multiple)
+        monkeypatch.setattr(module, "_LEAST_PART", 0)
+        attention = examples.units.attention_in(layer.attention, layer.key_bias)
+        found = estimate_uncertainty(examples, attention, residual=0.01, locally_identified=True)
+        return found.n_samples, found.attention, found.projection
+
+    def test_from_a_part_and_from_all(self, monkeypatch):
+        layer = BooleanAttentionSampler(2, 4, 8, random_state=0).layer_
+        X = np.random.default_rng(0).choice([-1.0, 1.0], (4000, 4, 8))
+        examples = make_examples(X, layer.predict(X), fit_intercept=True, random_state=0)
+        n_all, *every = self.errors(examples, layer, 10**6, monkeypatch)
+        n_part, *part = self.errors(examples, layer, 64, monkeypatch)
+        assert n_all == 4000 and n_part == 64 * examples.information_limit(2) < 600
+        for one, other in zip(part, every, strict=True):
+            # Measured within 1 %; the scatter of single entries, 3 %, averages out.
+            assert np.mean(one / other) == pytest.approx(1.0, abs=0.02)
+
+    def test_units_of_the_data(self, monkeypatch):
+        """Tokens that are not white: the errors of the same layer in other coordinates."""
+        layer = BooleanAttentionSampler(2, 3, 4, key_bias_scale=0.5, random_state=0).layer_
+        rng = np.random.default_rng(0)
+        X = rng.choice([-1.0, 1.0], (500, 3, 4))
+        scale, shift = np.array([0.5, 1.0, 2.0, 4.0]), np.array([0.0, 3.0, -1.0, 0.5])
+        # The same map on tokens x' = scale x + shift.
+        attention = layer.attention / np.outer(scale, scale)
+        moved = AttentionLayer(
+            attention,
+            layer.projection / scale[:, None],
+            key_bias=layer.key_bias / scale - np.einsum("mij,i->mj", attention, shift),
+        )
+        found = []
+        for tokens, truth in ((X, layer), (X * scale + shift, moved)):
+            examples = make_examples(tokens, layer.predict(X), fit_intercept=True, random_state=0)
+            found.append(self.errors(examples, truth, 10**6, monkeypatch)[1:])
+        (theta, heads), (theta_moved, heads_moved) = found
+        np.testing.assert_allclose(theta_moved * np.outer(scale, scale), theta, rtol=1e-8)
+        np.testing.assert_allclose(heads_moved * scale[:, None], heads, rtol=1e-8)
+
+
+@pytest.mark.parametrize("distribution", ["boolean", "zero_one"])
+def test_as_many_features_as_32(distribution):
+    layer = BooleanAttentionSampler(1, 3, 32, n_outputs=4, random_state=0).layer_
+    sampler = BooleanAttentionSampler(
+        n_tokens=3, layer=layer, token_distribution=distribution, random_state=0
+    )
+    X, y = sampler.sample(1500, as_tokens=True)
+    examples = make_examples(X, y, fit_intercept=True, random_state=0)
+    attention = examples.units.attention_in(layer.attention, layer.key_bias)
+    found = estimate_uncertainty(examples, attention, residual=0.01, locally_identified=True)
+    assert found.attention.shape == (1, 32, 32) and np.all(found.attention > 0)
+    assert np.isfinite(found.attention).all() and np.isfinite(found.projection).all()
