@@ -225,7 +225,9 @@ def _formed(problem: Problem, attention: Array) -> tuple[float, float, Array, fl
     factor = factorise(schur + shift * np.eye(len(schur)))
     vector = np.random.default_rng(0).standard_normal(len(schur))
     for _ in range(2):
-        vector = cho_solve((factor, True), vector / np.linalg.norm(vector), check_finite=False)
+        vector = cho_solve((factor, True), vector, check_finite=False)
+        # A matrix of zeros gives numbers whose squares would overflow.
+        vector /= np.abs(vector).max()
     follow = cho_solve(
         (factorise(info.gram.copy()), True),
         info.cross.transpose(1, 0, 2).reshape(len(info.gram), -1),

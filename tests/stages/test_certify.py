@@ -62,7 +62,7 @@ class TestFields:
         assert found.head_powers[found.weak_heads[0]] == found.head_powers.min()
 
     def test_an_estimated_spectrum_is_said_to_be_one(self):
-        layer = BooleanAttentionSampler(4, K, 12, random_state=0).layer_
+        layer = BooleanAttentionSampler(4, K, 14, random_state=0).layer_
         found = certificate_of(*sample(layer, n=1500), n_heads=4)
         assert not found.spectrum_is_exact and "estimated spectrum" in found.verdict
 
