@@ -97,6 +97,62 @@ ax.legend(frameon=False, loc="center right")
 plt.show()
 
 # %%
+# What a further head costs
+# -------------------------
+# With eight features there are few enough inputs for persistence to pay. How many samples does it take,
+# doubling them from the information limit, until new ones are predicted, and until the heads are the true
+# ones? A quick version of what ``examples/benchmarks/hardness.py`` measures, with fewer starts and up to
+# 512 samples; hollow marks say that these did not do. Lines are fitted to the logarithms of what was reached.
+MOST = 512
+goals = {"until new samples are predicted": {}, "until the heads are recovered": {}}
+for structure in ("incoherent", "parity"):
+    for m in HEADS:
+        n, reached = 2 ** int(np.ceil(np.log2(8.5 * m))), [None, None]
+        while n <= MOST and None in reached:
+            sampler = BooleanAttentionSampler(m, 2, 8, structure=structure, random_state=0)
+            X, y = sampler.sample(n)
+            learner = MultiHeadAttentionLearner(
+                n_heads=m, n_tokens=2, heads_starts=4, max_iter=40, random_state=0
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                learner.fit(X, y)
+            X_new, y_new = sampler.sample(1000)
+            missed = [
+                np.mean((learner.predict(X_new) - y_new) ** 2) / np.mean(y_new**2),
+                head_recovery_error(sampler.layer_, learner.layer_),
+            ]
+            reached = [
+                n if before is None and error <= 1e-6 else before
+                for before, error in zip(reached, missed, strict=True)
+            ]
+            n *= 2
+        for goal, value in zip(goals.values(), reached, strict=True):
+            goal[structure, m] = value
+
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
+for ax, (title, goal) in zip(axes, goals.items(), strict=True):
+    for structure, marker, shift in (("incoherent", "o", -0.05), ("parity", "s", 0.05)):
+        found = [m for m in HEADS if goal[structure, m]]
+        lost = [m for m in HEADS if not goal[structure, m]]
+        label, color = f"{structure}: {len(lost)} of {len(HEADS)} not reached", "C0" if shift < 0 else "C1"
+        if len(found) > 1:
+            slope, start = np.polyfit(found, np.log2([goal[structure, m] for m in found]), 1)
+            ax.plot(found, 2 ** (start + slope * np.array(found)), color=color, alpha=0.4)
+            label = f"{structure}: times {2**slope:.1f} a head" + (
+                f", {len(lost)} not reached" if lost else ""
+            )
+        ax.plot(
+            np.array(found) + shift, [goal[structure, m] for m in found], marker, color=color, label=label
+        )
+        ax.plot(np.array(lost) + shift, [MOST] * len(lost), marker, color=color, fillstyle="none")
+    ax.set_yscale("log", base=2)
+    ax.set(xlabel="number of heads", title=title, xticks=HEADS, ylim=(8, 4 * MOST))
+    ax.legend(frameon=False, loc="upper left", fontsize="small")
+axes[0].set_ylabel("samples")
+plt.show()
+
+# %%
 # How a failure shows
 # -------------------
 # A fit that did not find the layer still returns its best, and its certificate does not call it
