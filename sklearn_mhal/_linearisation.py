@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.linalg import LinAlgError
 from scipy.linalg import cho_factor, cho_solve
 
 from ._forward import Array, TokenRows
@@ -158,10 +159,16 @@ class Linearisation:
             self._matrix = formed.schur(ridge=problem.ridge)
         shift = damping * self.scale + problem.attention_ridge
         diagonal = np.einsum("ii->i", self._matrix)
-        matrix = self._matrix + max(shift, _SINGULAR * float(diagonal.max(initial=0.0))) * np.eye(
-            len(self._matrix)
-        )
-        step = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), self.gradient.ravel())
+        floor = max(shift, _SINGULAR * float(diagonal.max(initial=0.0)))
+        while True:
+            try:
+                matrix = self._matrix + floor * np.eye(len(self._matrix))
+                factor = cho_factor(matrix, lower=True, overwrite_a=True)
+                break
+            except LinAlgError:
+                # Saturated heads leave eigenvalues that rounding takes below zero by more than the floor.
+                floor = max(100.0 * floor, np.finfo(np.float64).tiny)
+        step = cho_solve(factor, self.gradient.ravel())
         step = step.reshape(self.gradient.shape)
         return step, float(np.vdot(step, self.gradient))
 

@@ -95,6 +95,12 @@ class TestNeverIdentifiedUnlessFound:
         assert head_recovery_error(truth, learner.layer_) > 0.01
         assert_not_called_identified(learner)
 
+    def test_rounding_in_a_saturated_layer_does_not_end_the_fit(self):
+        """Here the information has eigenvalues that rounding takes below zero, and Cholesky failed on them."""
+        truth, learner, _ = fit("parity", 3, 2.0, 0, n=1000, span="moments")
+        assert head_recovery_error(truth, learner.layer_) > 0.01
+        assert_not_called_identified(learner)
+
     @pytest.mark.parametrize("m", [1, 2, 4])
     def test_generic_layers_of_the_same_size_are_found_and_called_so(self, m):
         """The case beside it that must succeed, or a verdict that is always "no" would pass."""
