@@ -96,7 +96,7 @@ class TestNeverIdentifiedUnlessFound:
         assert_not_called_identified(learner)
 
     def test_rounding_in_a_saturated_layer_does_not_end_the_fit(self):
-        """Here the information has eigenvalues that rounding takes below zero, and Cholesky failed on them."""
+        """Here the information has eigenvalues that rounding takes below zero, which Cholesky cannot bear."""
         truth, learner, _ = fit("parity", 3, 2.0, 0, n=1000, span="moments")
         assert head_recovery_error(truth, learner.layer_) > 0.01
         assert_not_called_identified(learner)
