@@ -1,7 +1,9 @@
 """Beyond Boolean: six distributions of tokens, default settings, no noise.
 
-The crude sum's correlation and the interaction moments assume tokens that are white; the stages whiten and
-centre them first. What a distribution cannot give (few distinct tokens) the polish has to make up for.
+The stages take tokens that are white, so they are whitened and centred first. What a distribution cannot give
+(few distinct tokens) the polish has to make up for.
+
+More seeds: ``pytest -m slow tests/theory/test_token_distributions.py``.
 """
 
 import numpy as np
@@ -41,15 +43,27 @@ def few_distinct(rng):
 DISTRIBUTIONS = [gaussian, correlated, shifted, biased_bits, zero_one_bits, few_distinct]
 
 
-@pytest.mark.parametrize("m", [2, 3])
-@pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
-def test_recovery(draw, m):
-    layer = BooleanAttentionSampler(m, K, D, attention_scale=1.5, random_state=m).layer_
-    X = draw(np.random.default_rng(m))
-    learner = MultiHeadAttentionLearner(random_state=0).fit(X, layer.predict(X))
+def check(draw, m, seed):
+    layer = BooleanAttentionSampler(m, K, D, attention_scale=1.5, random_state=10 * seed + m).layer_
+    X = draw(np.random.default_rng(10 * seed + m))
+    learner = MultiHeadAttentionLearner(random_state=seed).fit(X, layer.predict(X))
     assert learner.n_heads_ == m, learner.stages_["heads"].message
     assert head_recovery_error(layer, learner.layer_) <= 1e-8
     assert learner.certificate_.identified, learner.certificate_.verdict
+
+
+@pytest.mark.parametrize("m", [2, 3])
+@pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
+def test_recovery(draw, m):
+    check(draw, m, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [2, 3])
+@pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
+def test_recovery_with_other_seeds(draw, m, seed):
+    check(draw, m, seed)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
