@@ -303,6 +303,24 @@ def _distances(sculpture: Sculpture, attention: Array, n_features: int) -> Array
 
 def _radii(problem: Problem, attention: Array, projection: Array, spectrum: _Spectrum) -> tuple[float, float]:
     """Return the relative solution and uniqueness radii; see the module's docstring."""
+    sigma, lipschitz, scale = _constants(problem, attention, projection, spectrum)
+    misfit = np.sqrt(problem.evaluate(attention).error * problem.label_power)
+    rounding = np.finfo(np.float64).eps * np.sqrt(problem.label_power) * np.sqrt(len(projection))
+    h = (misfit + rounding) * lipschitz / sigma**2
+    # Tokens that never differ give a constant of zero: then nothing is said of the attention.
+    if h > 0.5 or not np.isfinite(h) or not lipschitz > 0.0:
+        return np.inf, 0.0
+    root = np.sqrt(1.0 - 2.0 * h)
+    ratio = sigma / lipschitz / scale
+    # 1 - sqrt(1 - 2 h) loses all digits for small h; this is the same number.
+    solution = float(2.0 * h / (1.0 + root) * ratio)
+    return (solution, float(min((1.0 + root) * ratio, _BALL))) if solution < _BALL else (np.inf, 0.0)
+
+
+def _constants(
+    problem: Problem, attention: Array, projection: Array, spectrum: _Spectrum
+) -> tuple[float, float, float]:
+    """Return bounds on the smallest singular value and the Lipschitz constant, and the parameters' norm."""
     rows = problem.rows
     coupling = spectrum.coupling
     if not np.isfinite(coupling):
@@ -316,19 +334,7 @@ def _radii(problem: Problem, attention: Array, projection: Array, spectrum: _Spe
     largest_norm = float(norms.max()) + _BALL * scale
     weights = 1.0 if rows.root_weights is None else rows.root_weights
     second = weights * (2.0 * spread**3 * queries**2 * largest_norm + spread**2 * queries)
-    lipschitz = float(np.sqrt(rows.rows_per_sample) * np.linalg.norm(second))
-    state = problem.evaluate(attention)
-    misfit = np.sqrt(state.error * problem.label_power)
-    rounding = np.finfo(np.float64).eps * np.sqrt(problem.label_power) * np.sqrt(len(projection))
-    h = (misfit + rounding) * lipschitz / sigma**2
-    # Tokens that never differ give a constant of zero: then nothing is said of the attention.
-    if h > 0.5 or not np.isfinite(h) or not lipschitz > 0.0:
-        return np.inf, 0.0
-    root = np.sqrt(1.0 - 2.0 * h)
-    ratio = sigma / lipschitz / scale
-    # 1 - sqrt(1 - 2 h) loses all digits for small h; this is the same number.
-    solution = float(2.0 * h / (1.0 + root) * ratio)
-    return (solution, float(min((1.0 + root) * ratio, _BALL))) if solution < _BALL else (np.inf, 0.0)
+    return sigma, float(np.sqrt(rows.rows_per_sample) * np.linalg.norm(second)), scale
 
 
 def _attention_norm(problem: Problem, attention: Array, projection: Array) -> float:

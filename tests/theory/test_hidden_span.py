@@ -72,9 +72,9 @@ def check_a_parity_layer(m, seed):
     # Told the span, the labels are predicted.
     assert case.best_error(case.parity_span(m)) < 1e-3
     wrong = [case.best_error(case.parity_span(right)) for right in range(m - 1)]
-    # The half of the power that the parity makes is not explained at all, however near: measured 0.45 to 0.61,
-    # and more where six heads overfit. (With one feature missing it is 0.38 to 0.55, since a projection can
-    # read that one off a token.)
+    # The half of the power that the parity makes is not explained at all, however near: measured 0.45 to
+    # 0.61, and more where six heads overfit. (With one feature missing it is 0.38 to 0.55, since a projection
+    # can read that one off a token.)
     assert min(wrong) > 0.4
 
 
