@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_mhal import AttentionLayer, BooleanAttentionSampler, MultiHeadAttentionLearner
 from sklearn_mhal._examples import make_examples
 from sklearn_mhal.stages import Certificate
-from sklearn_mhal.stages.certify import _attention_norm, _constants, _radii, _spectrum
+from sklearn_mhal.stages.certify import _attention_norm, _constants, _distances, _radii, _spectrum
 
 K, D = 4, 6
 
@@ -207,6 +207,28 @@ class TestWhatTheProofRestsOn:
         assert np.isfinite(solution) == (uniqueness > 0) == (size < 1e-5)
         if size <= 1e-10:
             assert solution < 1e-7 < uniqueness
+
+
+class TestDistancesFromTheBody:
+    def test_zero_inside_and_growing_outside(self):
+        sampler = BooleanAttentionSampler(2, 3, 6, attention_scale=1.0, random_state=0)
+        X, y = sampler.sample(2000, as_tokens=True)
+        learner = MultiHeadAttentionLearner(2, random_state=0).fit(X, y)
+        assert learner.certificate_.head_distances.tolist() == [0.0, 0.0]
+        body, attention = learner.stages_["sculpt"].body, learner.stages_["polish"].attention
+        distances = [
+            _distances(learner.stages_["sculpt"], attention + step, 6).max() for step in (0.0, 0.1, 0.2, 0.4)
+        ]
+        # The case that must fail: heads elsewhere are outside, the farther the more.
+        assert distances[0] == 0 < distances[1] < distances[2] < distances[3]
+        assert not body.contains(learner.attention_matrices_[0] + 0.4)
+
+    def test_unknown_without_a_body(self):
+        # As many outputs as differences of tokens: nothing can be certified.
+        layer = BooleanAttentionSampler(2, K, D, n_outputs=3, random_state=0).layer_
+        found = certificate_of(*sample(layer), n_heads=2)
+        assert np.isnan(found.head_distances).all() and found.certified_fraction == 0.0
+        assert found.identified
 
 
 class TestWeakestDirection:
