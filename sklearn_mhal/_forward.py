@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,11 @@ from ._memory import samples_per_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Readout = Literal["tokens", "first", "mean"]
+
+# Queries times columns of attention: a product with so many takes a millisecond, and to wake a thread
+# twice a tenth of one.
+_NUMBERS_PER_SHARE = 180_000
+_MOST_SHARES = 32
 
 
 def stack_attention(attention: Array, key_bias: Array | None = None) -> Array:
@@ -116,6 +122,32 @@ class TokenRows:
         for name in ("tokens", "keys", "queries"):
             setattr(other, name, getattr(self, name).astype(np.float32))
         return other
+
+    def between(self, part: slice) -> TokenRows:
+        """Return the rows of some samples, as views."""
+        other = copy.copy(self)
+        other.tokens, other.keys = self.tokens[part], self.keys[part]
+        other.n_samples = len(other.tokens)
+        other.n_rows = other.n_samples * self.rows_per_sample
+        other.queries = self.queries[part.start * self.n_queries : part.stop * self.n_queries]
+        if self.root_weights is not None and self.row_scale is not None:
+            other.root_weights = self.root_weights[part]
+            other.row_scale = self.row_scale[self.rows_of(part)]
+        return other
+
+    def rows_of(self, part: slice) -> slice:
+        """Return where the equations of some samples are."""
+        return slice(part.start * self.rows_per_sample, part.stop * self.rows_per_sample)
+
+    def shares(self, n_columns: int) -> list[slice]:
+        """Return the samples in parts that are worth a thread each, for that many columns of attention.
+
+        Their number depends on nothing else, so that no result depends on the number of threads.
+        """
+        numbers = len(self.queries) * n_columns
+        n_parts = min(1 << max(numbers // _NUMBERS_PER_SHARE, 1).bit_length() - 1, _MOST_SHARES)
+        ends = [self.n_samples * at // n_parts for at in range(n_parts + 1)]
+        return [slice(start, stop) for start, stop in pairwise(ends)]
 
     def patterns(self, attention: Array) -> Array:
         """Return the attention patterns, shape ``(n, n_queries * m, k)``, queries outermost."""

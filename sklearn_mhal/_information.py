@@ -21,11 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.linalg.blas import dsyrk
-from scipy.linalg.lapack import dtrtri
 
 from ._forward import Array, TokenRows
 from ._memory import samples_per_chunk
-from ._problem import Problem, factorise
+from ._problem import Problem, factorise, inverse_lower
 
 _LEAST_MIB, _MOST_MIB = 8.0, 64.0
 
@@ -81,12 +80,6 @@ def solve_lower(factor: Array) -> Callable[[Array], Array]:
         return np.asarray(solve_triangular(factor, right, lower=True, check_finite=False))
 
     return solve
-
-
-def inverse_lower(factor: Array) -> Array:
-    """Return the inverse of a lower triangular matrix that has one, such as a Cholesky factor."""
-    inverse, _ = dtrtri(factor, lower=1)
-    return np.asarray(inverse)
 
 
 def head_covariances(rows: TokenRows, patterns: Array, values: Array, part: slice) -> Array:

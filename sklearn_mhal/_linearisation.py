@@ -18,6 +18,8 @@ from scipy.linalg import cho_factor, cho_solve
 from ._forward import Array, TokenRows
 from ._information import information
 from ._problem import Problem, State
+from ._shares import Share, normal_product
+from ._threads import in_parts, sum_in_parts
 
 _BLOCK_OVERSAMPLING = 16
 _SUBSPACE_NUMBERS = 2_000_000
@@ -37,69 +39,62 @@ class Linearisation:
 
     def __init__(self, problem: Problem, state: State) -> None:
         self.problem, self.state = problem, state
-        regression = state.regression
-        self.values = problem.rows.values(regression.projection)
-        self.basis = regression.orthonormal()
-        self.gradient = problem.rows.backward_product(regression.residual, state.patterns, self.values)
+        parts = problem.rows.shares(state.attention.shape[1])
+        # Once, not by every thread that finds it missing.
+        _ = state.regression.inverse_factor
+        self.shares = in_parts(self._share, parts)
+        residual = state.regression.residual
+        self.gradient: Array = sum_in_parts(
+            lambda pair: pair[0].gradient(residual[problem.rows.rows_of(pair[1])]),
+            list(zip(self.shares, parts, strict=True)),
+        )
         if problem.attention_ridge:
             self.gradient -= problem.attention_ridge * state.attention
-        self.block = self._head_block()
-        self.fast = self._single()
-        # Where every row is saturated nothing pulls, and steps must not grow for that.
+        self.block = self._head_block(parts)
+        self.fast = in_parts(
+            lambda pair: pair[0].single(problem.single_rows.between(pair[1])),
+            list(zip(self.shares, parts, strict=True)),
+        )
         self._matrix: Array | None = None
+        # Where every row is saturated nothing pulls, and steps must not grow for that.
         self.scale = max(float(np.trace(self.block)) / len(self.block), _SATURATED * problem.label_power)
 
-    def _head_block(self) -> Array:
+    def _share(self, part: slice) -> Share:
+        """Return what products read of some samples."""
+        rows, regression = self.problem.rows.between(part), self.state.regression
+        values = rows.values(regression.projection)
+        return Share(
+            rows=rows,
+            patterns=self.state.patterns[part],
+            values=values,
+            transposed=TokenRows.transposed(values),
+            basis=regression.orthonormal(self.problem.rows.rows_of(part)),
+        )
+
+    def _head_block(self, parts: list[slice]) -> Array:
         """``sum over rows of C C^T``, every sample seen through as many outputs as are needed.
 
         All samples, because under hard attention a few soft rows carry almost everything;
         not all outputs, because the sum only has to be well conditioned.
         """
-        rows, values = self.problem.rows, self.values
-        n_outputs = values.shape[2]
+        n_queries, n_outputs = len(self.problem.rows.queries), self.problem.labels.shape[1]
         size = len(self.state.regression.projection)
-        n_seen = int(np.clip(round(_BLOCK_OVERSAMPLING * size / len(rows.queries)), 1, n_outputs))
-        if n_seen < n_outputs:
-            first = n_seen * np.arange(rows.n_samples)[:, None, None]
-            seen = (first + np.arange(n_seen)) % n_outputs
-            values = np.take_along_axis(values, seen, axis=2) * np.sqrt(n_outputs / n_seen)
-        values = values.reshape(rows.n_samples, -1, rows.n_tokens, n_seen)
-        patterns = self.state.patterns.reshape(rows.n_samples, rows.n_queries, -1, rows.n_tokens)
-        patterns = patterns.transpose(0, 2, 1, 3)
-        spread = values[:, :, None] - (patterns @ values)[:, :, :, None]
-        spread *= patterns[..., None]
-        # C: (n, heads, queries, d, outputs) -> (heads * d, everything else)
-        stacked = (rows.keys[:, None, None] @ spread).transpose(1, 3, 0, 2, 4).reshape(size, -1)
-        # Averaging adds a sample's rows before squaring; their cross terms cancel on average
-        # and the queries' own share is what remains.
-        return stacked @ stacked.T
-
-    def _single(self) -> tuple[TokenRows, Array, Array, Array, Array]:
-        """Everything a product reads, in single precision."""
-        values = self.values.astype(np.float32)
-        return (
-            self.problem.single_rows,
-            self.state.patterns.astype(np.float32),
-            values,
-            TokenRows.transposed(values),
-            self.basis.astype(np.float32),
+        n_seen = int(np.clip(round(_BLOCK_OVERSAMPLING * size / n_queries), 1, n_outputs))
+        block: Array = sum_in_parts(
+            lambda pair: pair[0].head_block(n_seen, pair[1].start),
+            list(zip(self.shares, parts, strict=True)),
         )
+        return block
 
     def product(self, direction: Array) -> Array:
         """Return ``J^T J`` times a direction, in single precision."""
-        rows, patterns, values, transposed, basis = self.fast
         # Where all rows are saturated directions are long beyond what single precision holds.
         unit = max(float(np.abs(direction).max(initial=0.0)), 1e-300)
-        change = rows.forward_product((direction / unit).astype(np.float32), patterns, values)
-        change -= basis @ (basis.T @ change)
-        return unit * rows.backward_product(change, patterns, values, transposed).astype(np.float64)
+        return unit * normal_product(self.fast, (direction / unit).astype(np.float32)).astype(np.float64)
 
     def exact_product(self, direction: Array) -> Array:
         """Return ``J^T J`` times a direction, in double precision."""
-        rows, patterns = self.problem.rows, self.state.patterns
-        change = rows.forward_product(direction, patterns, self.values)
-        change -= self.basis @ (self.basis.T @ change)
-        return rows.backward_product(change, patterns, self.values)
+        return normal_product(self.shares, direction)
 
     def step(
         self, damping: float, *, forcing: float, max_products: int, known: Subspace

@@ -7,13 +7,16 @@ attention remains: variable projection (Golub and Pereyra 1973).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
+from scipy.linalg import LinAlgError, cho_solve, cholesky
+from scipy.linalg.lapack import dtrtri
 
 from ._forward import Array, TokenRows
+from ._threads import in_parts, sum_in_parts
 
 # A residual above this share of the labels (squared) owes nothing to rounding.
 _PLAIN = 1e-6
@@ -39,9 +42,14 @@ class Regression:
     design: Array
     factor: Array
 
-    def orthonormal(self) -> Array:
-        """Return a basis ``Z`` with ``I - Z Z^T`` the projector that removes the design."""
-        return solve_triangular(self.factor, self.design.T, lower=True, check_finite=False).T
+    def orthonormal(self, rows: slice = slice(None)) -> Array:
+        """Return some rows of a basis ``Z`` with ``I - Z Z^T`` the projector that removes the design."""
+        return np.asarray(self.design[rows] @ self.inverse_factor.T)
+
+    @cached_property
+    def inverse_factor(self) -> Array:
+        """``L^-1``, where ``L`` is `factor`."""
+        return inverse_lower(self.factor)
 
 
 def factorise(gram: Array, *, n_rows: int = 0) -> Array:
@@ -61,26 +69,44 @@ def factorise(gram: Array, *, n_rows: int = 0) -> Array:
             floor *= 100.0
 
 
+def inverse_lower(factor: Array) -> Array:
+    """Return the inverse of a lower triangular matrix that has one, such as a Cholesky factor."""
+    inverse, _ = dtrtri(factor, lower=1)
+    return np.asarray(inverse)
+
+
 def regress(
-    pooled: Array, labels: Array, *, row_scale: Array | None, fit_intercept: bool, ridge: float
+    pooled: Array,
+    labels: Array,
+    *,
+    row_scale: Array | None,
+    fit_intercept: bool,
+    ridge: float,
+    parts: Sequence[slice] = (slice(None),),
 ) -> Regression:
-    """Solve for the projections by normal equations, with one step of iterative refinement if it shows."""
+    """Solve for the projections by normal equations, with one step of iterative refinement if it shows.
+
+    Threads share the rows in `parts`.
+    """
     n_columns = pooled.shape[1]
     design = pooled
     if fit_intercept:
         ones = np.ones(len(pooled)) if row_scale is None else row_scale
         design = np.concatenate([pooled, ones[:, None]], axis=1)
-    gram = design.T @ design
+    gram, right = _products(design, labels, parts)
     np.einsum("ii->i", gram)[:n_columns] += ridge
-    right = design.T @ labels
     factor = factorise(gram, n_rows=len(design))
     solution = cho_solve((factor, True), right, check_finite=False)
-    residual = labels - design @ solution
+
+    def residual_of(part: slice) -> Array:
+        return np.asarray(labels[part] - design[part] @ solution)
+
+    residual = _stacked(in_parts(residual_of, parts))
     if np.vdot(residual, residual) <= _PLAIN * np.vdot(labels, labels):
-        defect = design.T @ residual
+        defect: Array = sum_in_parts(lambda part: design[part].T @ residual[part], parts)
         defect[:n_columns] -= ridge * solution[:n_columns]
         solution += cho_solve((factor, True), defect, check_finite=False)
-        residual = labels - design @ solution
+        residual = _stacked(in_parts(residual_of, parts))
     projection = solution[:n_columns]
     return Regression(
         projection=projection,
@@ -90,6 +116,20 @@ def regress(
         design=design,
         factor=factor,
     )
+
+
+def _products(design: Array, labels: Array, parts: Sequence[slice]) -> tuple[Array, Array]:
+    """Return the Gram matrix of the design and its products with the labels."""
+    pairs = in_parts(lambda part: (design[part].T @ design[part], design[part].T @ labels[part]), parts)
+    gram, right = pairs[0]
+    for more_gram, more_right in pairs[1:]:
+        gram += more_gram
+        right += more_right
+    return gram, right
+
+
+def _stacked(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass
@@ -136,16 +176,24 @@ class Problem:
 
     def evaluate(self, attention: Array) -> State:
         """Return everything known at one attention, the projections included."""
-        patterns = self.rows.patterns(attention)
+        parts = self.rows.shares(attention.shape[1])
+        found = in_parts(lambda part: self._forward(part, attention), parts)
+        patterns, pooled = (_stacked([pair[at] for pair in found]) for at in range(2))
         regression = regress(
-            self.rows.pooled(patterns),
+            pooled,
             self.labels,
             row_scale=self.rows.row_scale,
             fit_intercept=self.fit_intercept,
             ridge=self.ridge,
+            parts=[self.rows.rows_of(part) for part in parts],
         )
         penalty = self.attention_ridge * float(np.vdot(attention, attention))
         return State(attention, patterns, regression, (regression.loss + penalty) / self.label_power)
+
+    def _forward(self, part: slice, attention: Array) -> tuple[Array, Array]:
+        rows = self.rows.between(part)
+        patterns = rows.patterns(attention)
+        return patterns, rows.pooled(patterns)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 The problem is in :mod:`._problem`, a step's equations in :mod:`._linearisation`; here are the
 damping, the stopping rules and the estimates of what is left to go.
 
-All problems here are small and many: the caller limits BLAS to one thread (two spinning
-thread pools, numpy's and scipy's, make the same fit an order of magnitude slower).
+All problems here are many small products: the caller limits BLAS to one thread (two spinning
+thread pools, numpy's and scipy's, make the same fit an order of magnitude slower), and the
+samples of large ones are shared among threads (:mod:`._threads`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _DAMPING = 1e-2
 _DAMPING_FLOOR = 1e-14
 _MARGIN = 30.0
 _FORCING_FLOOR = 1e-4
+_ENOUGH = 0.5
 # Steps shorter than this, relatively, leave the normal equations nearly as they were.
 _SETTLED = 0.1
 # A hundredth of a standard error left to go is nothing that data could tell. Where the curvature is good
@@ -36,6 +38,7 @@ PATIENCE = 25
 STALLED_OFFSET = 0.1
 # A fit that is no trial but the answer is given longer: most valleys do end.
 _LONG_PATIENCE = 60
+_INSIDE = "inside the basin of an exact solution"
 STALLED = "stopped: the last step gained less than a tenth of a standard error"
 
 
@@ -88,6 +91,7 @@ def steps(
     attention: Array,
     *,
     max_products: int = 100,
+    stop_below: float = 0.0,
 ) -> Iterator[tuple[State, float, float, int]]:
     """Yield ``(state, parameter error, relative offset, products so far)`` after every accepted step.
 
@@ -108,8 +112,10 @@ def steps(
         linear = Linearisation(problem, state)
         # As exact as the residual is small: the steps then still converge superlinearly.
         # The floor is what products in single precision can deliver; gradient, residual and
-        # projections are double, so a further step gains as many digits again.
-        forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), _FORCING_FLOOR))
+        # projections are double, so a further step gains as many digits again. Nor more exact than
+        # the error to stop at asks for, since what a solve leaves of the error is its square.
+        wanted = _ENOUGH * np.sqrt(stop_below / state.error)
+        forcing = min(0.3, max(np.sqrt(min(state.error, 1.0)), _FORCING_FLOOR, wanted))
         growth = 4.0
         for _ in range(_STEP_REJECTIONS):
             if direct:
@@ -207,7 +213,10 @@ def solve(
     history = [state.error]
     message = "no step lowers the loss"
     converged = False
-    for state, parameter_error, offset, spent in steps(problem, attention, max_products=max_products):
+    path = steps(problem, attention, max_products=max_products, stop_below=stop_below)
+    if state.error < stop_below:
+        path, message = iter(()), _INSIDE
+    for state, parameter_error, offset, spent in path:
         n_steps, n_products = n_steps + 1, spent
         settled = offset <= GOOD_OFFSET
         history.append(state.error)
@@ -228,7 +237,7 @@ def solve(
             message = STALLED
             break
         if state.error < stop_below:
-            message = "inside the basin of an exact solution"
+            message = _INSIDE
             break
         if stopped:
             message = "stopped by a callback"

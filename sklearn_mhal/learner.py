@@ -11,13 +11,13 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
-from threadpoolctl import threadpool_limits
 
 from ._documentation import DocumentationLink
 from ._examples import Examples, make_examples
 from ._forward import Array
 from ._progress import SILENT, CallbackSupportMixin, Progress, fit_progress
 from ._report import Stages
+from ._threads import threads_of_blas
 from ._tokens import (
     Interval,
     Layout,
@@ -234,6 +234,9 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     at most 5000. Nothing else grows with the number of samples: 100,000 samples of 16 tokens stay under
     300 MiB. `predict` needs a chunk and its result.
 
+    Threads: large problems use as many as BLAS may use when `fit` is called, whatever `n_jobs` is; results do
+    not depend on their number.
+
     Progress: ``set_callbacks`` takes scikit-learn's callbacks, for instance
     :class:`sklearn.callback.ProgressBar`, which moves with the stages and the solver's steps.
 
@@ -377,7 +380,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
                 return _attributes(layer, layout)
 
             with (
-                threadpool_limits(1, user_api="blas"),
+                threads_of_blas(),
                 # OpenBLAS raises this flag for lanes of its kernels that hold nothing (numpy's issue
                 # 24067); a layer with a number that is none cannot be made.
                 np.errstate(invalid="ignore"),

@@ -33,7 +33,7 @@ from .span import Frame, Span
 # Held-out error (relative, squared) under which a candidate fits without noise.
 EXACT = 1e-7
 # The solver stops here: Newton's method doubles the digits from now on, and stage 6 takes them.
-_BASIN = 1e-9
+_BASIN = 1e-8
 _START_SCALE = 0.3
 # Samples of a first start, in units of the information limit; doubled for every further one.
 _FIRST_ROWS = 6
