@@ -24,6 +24,8 @@ LEARNING_RATES = (3e-3, 1e-2, 3e-2)
 DECISIVE = 1e-6
 # Steps of a schedule that is chosen in advance; doubled where that is not enough.
 _N_STEPS = 3000
+# A schedule that takes this share of the cap is the last.
+_NEARLY = 0.9
 # Schedules to choose from afterwards: from this share of the cap on, each twice as long as the one before.
 _SHORTEST_SCHEDULE = 1 / 256
 _STEPS_BETWEEN_LOOKS = 10
@@ -177,18 +179,18 @@ def adam(X: Array, y: Array, truth: AttentionLayer, *, cap: float, seed: int) ->
     """Return Adam at its best over learning rates, its schedule chosen in advance.
 
     All runs start from the same heads. A schedule that gets nowhere at any rate is doubled, as one would do,
-    until it takes longer than the cap. A run is stopped once it has taken longer than the best one until the
-    decisive threshold, since it cannot win any more.
+    the last one as long as the cap allows. A run is stopped once it has taken longer than the best one until
+    the decisive threshold, since it cannot win any more.
     """
     best = Outcome("none")
     n_steps, spent = _N_STEPS, 0.0
-    while DECISIVE not in best.seconds and spent < cap:
+    while DECISIVE not in best.seconds and spent < _NEARLY * cap:
         for rate in LEARNING_RATES:
             limit = best.seconds.get(DECISIVE, cap)
             run = adam_run(X, y, truth, learning_rate=rate, n_steps=n_steps, limit=limit, seed=seed)
             spent = max(spent, run.spent)
             best = min(best, run, key=_rank)
-        n_steps *= 2
+        n_steps = int(n_steps * min(2.0, cap / spent))
     return best
 
 
