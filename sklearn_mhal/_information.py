@@ -121,8 +121,8 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
         # The derivative of an averaged row is the sum of its queries' rank-one terms.
         return _averaged(rows, design, head_covariances(rows, patterns, values, slice(None)))
     width, size, n_outputs = rows.queries.shape[1], attention.shape[1], values.shape[2]
-    upper, keys_upper = _upper(width), _upper(size)
-    block = np.zeros((len(upper.flat), len(keys_upper.flat)))
+    of_queries, of_keys = upper(width), upper(size)
+    block = np.zeros((len(of_queries.flat), len(of_keys.flat)))
     cross = np.zeros((width * design.shape[1], size * n_outputs))
     # The rows' products are much larger than the rows; as much as the sums take is no more memory.
     per_row = 8 * (block.shape[0] + block.shape[1] + size * (size + 2 * n_outputs) + len(cross))
@@ -134,10 +134,10 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
         queries = rows.queries[part]
         pairs = (queries[:, :, None] * queries[:, None, :]).reshape(len(queries), -1)
         products = (own @ own.transpose(0, 2, 1)).reshape(len(queries), -1)
-        block += pairs[:, upper.flat].T @ products[:, keys_upper.flat]
+        block += pairs[:, of_queries.flat].T @ products[:, of_keys.flat]
         left = (queries[:, :, None] * design[part, None, :]).reshape(len(queries), -1)
         cross += left.T @ own.reshape(len(queries), -1)
-    whole = block[upper.place[:, None], keys_upper.place].reshape(width, width, size, size)
+    whole = block[of_queries.place[:, None], of_keys.place].reshape(width, width, size, size)
     by_output = cross.reshape(width, -1, size, n_outputs).transpose(0, 2, 1, 3)
     return Information(
         attention=whole.transpose(0, 2, 1, 3).reshape((width * size,) * 2),
@@ -147,7 +147,7 @@ def information(problem: Problem, attention: Array, projection: Array) -> Inform
     )
 
 
-class _Upper(NamedTuple):
+class Upper(NamedTuple):
     """The upper triangle of symmetric matrices of one size."""
 
     flat: Array
@@ -156,11 +156,12 @@ class _Upper(NamedTuple):
     """Where a flattened matrix's entries are among them."""
 
 
-def _upper(size: int) -> _Upper:
+def upper(size: int) -> Upper:
+    """Return the upper triangle of symmetric matrices of that size."""
     first, second = np.triu_indices(size)
     place = np.empty((size, size), dtype=np.intp)
     place[first, second] = place[second, first] = np.arange(len(first))
-    return _Upper(first * size + second, place.ravel())
+    return Upper(first * size + second, place.ravel())
 
 
 def _averaged(rows: TokenRows, design: Array, keys: Array) -> Information:

@@ -82,3 +82,34 @@ def test_a_point_of_the_scaling(load):
     assert sum(record["seconds"].values()) == pytest.approx(whole)
     # Each stage's memory was told apart.
     assert all(value > 0 for value in record["memory"].values())
+
+
+def test_a_fit_broken_down(load):
+    module = load("breakdown")
+    configuration = load("_configurations").Configuration("small", 2, 3, 5, 2.0, 300)
+    record = json.loads(json.dumps(module.measure(configuration, given=True, n_threads=1, repeats=1)))
+    parts = sum(record["solver"][f"{where}/{what}"] for where in module.SOLVING for what in module.KINDS)
+    whole = sum(record["solver"][f"{where}/solver"] for where in module.SOLVING)
+    # Parts of the solver, which is a part of its stages, which are parts of the fit.
+    assert 0.0 < parts < whole < record["stages"]["heads"] + record["stages"]["polish"] < record["fit"]
+    record |= {"configuration": "small", "given": True, "threads": 1}
+    row = module.table([record], 1).splitlines()[-1]
+    assert row.startswith("| small | given | ") and len(row.split("|")) == 16
+
+
+def test_operations_of_a_product(load, monkeypatch):
+    import numpy as np
+
+    from sklearn_mhal._forward import TokenRows
+    from sklearn_mhal._linearisation import Linearisation
+    from sklearn_mhal._problem import Problem
+
+    rng = np.random.default_rng(0)
+    n, k, d, m, n_outputs = 7, 3, 4, 2, 5
+    problem = Problem(TokenRows(rng.standard_normal((n, k, d))), rng.standard_normal((n * k, n_outputs)))
+    linear = Linearisation(problem, problem.evaluate(rng.standard_normal((d, m * d))))
+    # Forward: scores' change in two steps, then the outputs'; the projector; and all of it back.
+    forward = n * k * (d * m * d + m * d * k + m * k * n_outputs)
+    projector = 2 * n * k * m * d * n_outputs
+    backward = n * k * (m * k * n_outputs + m * k * d + d * m * d)
+    assert load("breakdown").operations(linear) == 2 * (forward + projector + backward)

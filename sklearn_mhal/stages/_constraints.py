@@ -11,6 +11,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from .._forward import Array
+from .._information import upper
 from ._agreement import RowFit, Rows
 from ._body import most_half_spaces
 
@@ -97,7 +98,12 @@ class _Equations:
         log_odds = np.log(self.patterns)
         self.centred = tokens - np.einsum("rb,rbd->rd", self.patterns, tokens)[:, None]
         self.heights = log_odds - np.einsum("rb,rb->r", self.patterns, log_odds)[:, None]
-        self.spread = np.einsum("rb,rbd,rbe->rde", self.patterns, self.centred, self.centred, optimize=True)
+        spread = (self.patterns[:, :, None] * self.centred).transpose(0, 2, 1) @ self.centred
+        pairs = self.queries[:, :, None] * self.queries[:, None]
+        # Both are symmetric, and a quarter of their products tells the rest.
+        self.of_queries, self.of_keys = upper(width), upper(tokens.shape[2])
+        self.pairs = pairs.reshape(len(pairs), -1)[:, self.of_queries.flat]
+        self.spread = spread.reshape(len(spread), -1)[:, self.of_keys.flat]
         errors = fit.error[samples, queries_at]
         floor = max(_EQUALLY_SURE * float(errors.max()), _EXACT)
         self.weights = rows.weights[samples] / (errors + floor)
@@ -110,12 +116,11 @@ class _Equations:
         """Return the weighted normal equations and the power of their right side."""
         weights = weights / weights.sum()
         width, d = self.queries.shape[1], self.centred.shape[2]
-        weighted = weights[:, None] * self.queries
-        pairs = (weighted[:, :, None] * self.queries[:, None]).reshape(len(weights), -1)
-        moment = pairs.T @ self.spread.reshape(len(weights), -1)
-        moment = moment.reshape(width, width, d, d).transpose(0, 2, 1, 3).reshape(width * d, -1)
+        block = (weights[:, None] * self.pairs).T @ self.spread
+        moment = block[self.of_queries.place[:, None], self.of_keys.place].reshape(width, width, d, d)
+        moment = moment.transpose(0, 2, 1, 3).reshape(width * d, -1)
         raised = ((self.patterns * self.heights)[:, None] @ self.centred)[:, 0]
-        right = weighted.T @ raised
+        right = (weights[:, None] * self.queries).T @ raised
         power = float(np.einsum("r,rb,rb->", weights, self.patterns, self.heights**2))
         return moment, right.ravel(), power
 

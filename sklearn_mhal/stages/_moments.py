@@ -84,7 +84,9 @@ def _blocks(examples: Examples, linear: Array, n_columns: int) -> Iterator[_Bloc
             # which are uncorrelated with this one's products.
             residual = np.repeat(residual, k, axis=1)
         n_rows = residual.shape[1]
-        yield _Block(tokens, residual, 1.0 - np.eye(n_rows, k))
+        # Single precision: what chance leaves in the moments is far above its rounding.
+        others = 1.0 - np.eye(n_rows, k, dtype=np.float32)
+        yield _Block(tokens.astype(np.float32), residual.astype(np.float32), others)
 
 
 def _pair_sums(block: _Block, vectors: Array) -> Array:
@@ -142,14 +144,14 @@ def moment_span(examples: Examples, *, n_directions: int, generator: np.random.G
     kept = list(blocks()) if 8 * examples.n_samples * per_sample <= _KEPT_BYTES else None
 
     def right(columns: Array) -> Array:
-        columns = columns.reshape(d, n_outputs, -1)
+        columns = columns.reshape(d, n_outputs, -1).astype(np.float32)
         parts = (_right_product(block, columns) for block in kept or blocks())
-        return np.asarray(sum(parts)).reshape(d * d, -1)
+        return np.asarray(sum(parts), dtype=np.float64).reshape(d * d, -1)
 
     def left(columns: Array) -> Array:
-        columns = columns.reshape(d, d, -1)
+        columns = columns.reshape(d, d, -1).astype(np.float32)
         parts = (_left_product(block, columns) for block in kept or blocks())
-        return np.asarray(sum(parts)).reshape(d * n_outputs, -1)
+        return np.asarray(sum(parts), dtype=np.float64).reshape(d * n_outputs, -1)
 
     sketch = np.linalg.qr(right(generator.standard_normal((d * n_outputs, n_columns))))[0]
     for _ in range(_POWER_STEPS):

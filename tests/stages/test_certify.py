@@ -10,7 +10,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_mhal import AttentionLayer, BooleanAttentionSampler, MultiHeadAttentionLearner
 from sklearn_mhal._examples import make_examples
 from sklearn_mhal.stages import Certificate
-from sklearn_mhal.stages.certify import _attention_norm, _constants, _distances, _radii, _spectrum
+from sklearn_mhal.stages._radii import _attention_norm, _constants, radii_of
+from sklearn_mhal.stages._spectrum import spectrum_of
+from sklearn_mhal.stages.certify import _distances
 
 K, D = 4, 6
 
@@ -155,7 +157,7 @@ class TestWhatTheProofRestsOn:
         return (np.array(ends) - np.array(starts)).T / 2e-6
 
     def constants(self, problem, attention, projection):
-        return _constants(problem, attention, projection[:-1], _spectrum(problem, attention))
+        return _constants(problem, attention, projection[:-1], spectrum_of(problem, attention))
 
     def flat(self, attention, projection):
         return np.concatenate([attention.ravel(), projection.ravel()]), (attention.shape, projection.shape)
@@ -197,7 +199,7 @@ class TestWhatTheProofRestsOn:
         noise = np.random.default_rng(2).standard_normal(attention.shape)
         off = attention + size * np.linalg.norm(attention) / np.linalg.norm(noise) * noise
         regression = problem.evaluate(off).regression
-        solution, uniqueness = _radii(problem, off, regression.projection, _spectrum(problem, off))
+        solution, uniqueness = radii_of(problem, off, regression.projection, spectrum_of(problem, off))
         distance = np.hypot(
             np.linalg.norm(off - attention), np.linalg.norm(regression.projection - projection[:-1])
         )

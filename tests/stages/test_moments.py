@@ -67,12 +67,14 @@ def test_singular_values_and_span(rng, readout, weighted, affine):
     # With all six columns the randomised decomposition is exact.
     found = moment_span(examples, n_directions=6, generator=np.random.default_rng(1))
     left, values, _ = np.linalg.svd(operator)
-    np.testing.assert_allclose(found.singular_values, values[:6], rtol=1e-8, atol=1e-8 * values[0])
+    # Sums of some thousand terms in single precision.
+    np.testing.assert_allclose(found.singular_values, values[:6], atol=1e-5 * values[0])
     basis = found.basis.reshape(6, -1)
     np.testing.assert_allclose(basis @ basis.T, np.eye(6), atol=1e-8)
     for r in (1, 3):
         expected = left[:, :r] @ left[:, :r].T
-        np.testing.assert_allclose(basis[:r].T @ basis[:r], expected, atol=1e-5)
+        # Over the gap between the values, a few tenths of the largest.
+        np.testing.assert_allclose(basis[:r].T @ basis[:r], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("readout", ["tokens", "first", "mean"])
@@ -83,9 +85,12 @@ def test_products_are_those_of_the_operator(rng, readout):
     (block,) = _moments._blocks(examples, linear, 4)
     right, left = rng.standard_normal((D, D_OUT, 4)), rng.standard_normal((D, D, 4))
     product = _moments._right_product(block, right).reshape(D * D, 4)
-    np.testing.assert_allclose(product, operator @ right.reshape(-1, 4), rtol=1e-9, atol=1e-9)
+    expected = operator @ right.reshape(-1, 4)
+    # The block's tokens and residuals are in single precision.
+    np.testing.assert_allclose(product, expected, atol=1e-6 * np.abs(expected).max())
     product = _moments._left_product(block, left).reshape(D * D_OUT, 4)
-    np.testing.assert_allclose(product, operator.T @ left.reshape(-1, 4), rtol=1e-9, atol=1e-9)
+    expected = operator.T @ left.reshape(-1, 4)
+    np.testing.assert_allclose(product, expected, atol=1e-6 * np.abs(expected).max())
 
 
 def test_linear_labels_leave_nothing(rng):
@@ -104,7 +109,8 @@ def test_chunks_do_not_matter(rng, mebibytes, monkeypatch):
         monkeypatch.setattr(_moments, "_KEPT_BYTES", 0)
     with config_context(working_memory=mebibytes):
         parts = moment_span(examples, n_directions=3, generator=np.random.default_rng(1))
-    np.testing.assert_allclose(parts.singular_values, whole.singular_values, rtol=1e-9)
+    # Added in another order, in single precision.
+    np.testing.assert_allclose(parts.singular_values, whole.singular_values, rtol=1e-5)
     # Singular vectors that differ by a sign are the same.
     cosines = np.einsum("rpq,rpq->r", parts.basis, whole.basis)
     np.testing.assert_allclose(np.abs(cosines), 1.0, atol=1e-7)
