@@ -27,6 +27,7 @@ _DAMPING_FLOOR = 1e-14
 _MARGIN = 30.0
 _FORCING_FLOOR = 1e-4
 _ENOUGH = 0.5
+_CREEPING = 0.25
 # Steps shorter than this, relatively, leave the normal equations nearly as they were.
 _SETTLED = 0.1
 # A hundredth of a standard error left to go is nothing that data could tell. Where the curvature is good
@@ -196,7 +197,8 @@ def solve(
     patience : int
         With `give_up_above`: over how many steps the error's fall is judged.
     give_up_above : float
-        Abandon the start when the error is above this and falls by less than 4 % a step.
+        Abandon the start when the error is above this and falls by less than 4 % a step, or is below
+        and falls by less than three quarters.
     stop_below : float
         Stop when the error falls under it, well inside the basin of an exact solution.
     on_step : callable
@@ -246,7 +248,8 @@ def solve(
             message = f"stopped after max_iter={max_iter} steps"
             break
         slow = len(history) > patience and state.error > 0.96**patience * history[-1 - patience]
-        # Also where superfluous heads leave a valley whose floor is all but zero.
+        # Newton's method takes digits here, but where superfluous heads leave a valley without an end.
+        slow = slow or (state.error < give_up_above and state.error > _CREEPING * history[-2])
         if give_up_above > 0.0 and state.error > min(stop_below, give_up_above) and slow:
             far = state.error > give_up_above
             message = f"abandoned: the residual has stopped falling {'far from' if far else 'near'} zero"
