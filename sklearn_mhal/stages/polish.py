@@ -29,8 +29,8 @@ _LEAST_SAMPLES = 64
 _PART = 128
 _LEAST_PART = 1024
 # The estimate is of the norm of all attention together; a weak head's own error, or its
-# projection's, is a modest multiple of it.
-_SAFETY = 0.1
+# projection's, is a modest multiple of it, and the certificate's radius wants a residual near rounding.
+_SAFETY = 0.02
 # Relative squared residual under which rounding is all that is left on samples not solved.
 _ROUNDING = 1e-17
 
