@@ -34,6 +34,7 @@ from .span import Frame, Span
 EXACT = 1e-7
 # The solver stops here: Newton's method doubles the digits from now on, and stage 6 takes them.
 _BASIN = 1e-8
+_DEEPER = 1e-12
 _START_SCALE = 0.3
 # Samples of a first start, in units of the information limit; doubled for every further one.
 _FIRST_ROWS = 6
@@ -271,6 +272,11 @@ class Search:
         }
         solution = solve(problem, start, **settings)
         candidate = self.judge(source, problem, solution.attention)
+        if solution.error < EXACT <= candidate.held_out_error:
+            # Few samples determine some directions so weakly that the others ask for more digits.
+            solution = solve(problem, solution.attention, **settings | {"stop_below": _DEEPER})
+            again = self.judge(source, problem, solution.attention)
+            candidate = min(candidate, again, key=lambda item: item.held_out_error)
         n_chosen, most = problem.rows.n_samples, self.rows_for(n_heads, _MOST_GROWN)
         while solution.error < EXACT <= candidate.held_out_error and n_chosen < min(
             self.train.n_samples, most
