@@ -26,7 +26,9 @@ _DAMPING = 1e-2
 _DAMPING_FLOOR = 1e-14
 _MARGIN = 30.0
 _FORCING_FLOOR = 1e-4
+# Of the root of what is asked for: a solve that leaves a quarter of it has a margin for curvature.
 _ENOUGH = 0.5
+# A step near zero that leaves more than this share of the error is not Newton's method at work.
 _CREEPING = 0.25
 # Steps shorter than this, relatively, leave the normal equations nearly as they were.
 _SETTLED = 0.1

@@ -229,7 +229,7 @@ class MultiHeadAttentionLearner(CallbackSupportMixin, DocumentationLink, Regress
     Memory beyond the data: a chunk of at most ``working_memory`` (:func:`sklearn.set_config`) or 8 MiB,
     whichever is less, for each thread; 50 bytes a sample while equal samples are looked for; the samples
     that are looked at together, which are `stage_samples`, at most 4096 held out and 128 times the least
-    number that determines the layer, at ``8 k (4 d + m (3 d + 4 k + 2 d_out))`` bytes each, some of it
+    number that determines the layer, at ``8 k (4 d + m (3 d + 4 k + 3 d_out))`` bytes each, some of it
     twice; and for the certificate a few matrices with a row for every attention parameter, if those are
     at most 5000. Nothing else grows with the number of samples: 100,000 samples of 16 tokens stay under
     300 MiB. `predict` needs a chunk and its result.

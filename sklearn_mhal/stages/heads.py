@@ -34,6 +34,7 @@ from .span import Frame, Span
 EXACT = 1e-7
 # The solver stops here: Newton's method doubles the digits from now on, and stage 6 takes them.
 _BASIN = 1e-8
+# And here if held-out samples still see what is left.
 _DEEPER = 1e-12
 _START_SCALE = 0.3
 # Samples of a first start, in units of the information limit; doubled for every further one.
